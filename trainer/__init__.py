@@ -1,0 +1,1 @@
+"""Training: configuration, credit, packing, loss, the DeepSpeed learner, weight pushes and the loop."""
