@@ -1,0 +1,153 @@
+"""Sections of the processes that use a device: learner ranks, rollout actors, the weight push, and the cluster."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trainer.config.base import Count, CountOrZero, Decay, Positive, Section, Share, Text
+
+
+class LearnerConfig(Section):
+    """The DeepSpeed learner: one Ray actor per rank."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the learner's ranks run; `cuda` takes one GPU per rank."""
+    ranks: Count = 1
+    """Number of data-parallel ranks."""
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
+    """DeepSpeed ZeRO stage: what is split over the ranks (1: optimizer, 2: and gradients, 3: and weights)."""
+    lr: Positive = 1e-6
+    """Peak learning rate of AdamW."""
+    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.999)
+    """AdamW's decay rates of the first and second moment."""
+    eps: Positive = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's weight decay."""
+    grad_clip: Positive = 1.0
+    """Largest global gradient norm; longer gradients are scaled down to it."""
+    warmup_share: Share = 0.1
+    """Share of all optimizer steps in which the learning rate rises linearly; the first step already has lr > 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up: constant, or falling to 0."""
+    mini_batches: Count = 1
+    """Optimizer steps per pass over the trees of a step."""
+    epochs: Count = 1
+    """Passes over the trees of a step."""
+    max_tokens_per_pack: Count = 2048
+    """Most unique tokens in one forward pass; at least limits.max_context_tokens, so that every path fits."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    threads: Count = 1
+    """CPU threads per rank."""
+    start_timeout_s: Positive = 600.0
+    """Longest start of the ranks, in seconds."""
+    step_timeout_s: Positive = 1800.0
+    """Longest learning phase of one step, in seconds."""
+    max_bad_steps: CountOrZero = 3
+    """Optimizer steps in a row that may be skipped for a gradient that is not finite before the run stops."""
+
+    @property
+    def optimizer_steps_per_step(self) -> int:
+        """Epochs · mini_batches, e.g. 1·2 = 2."""
+        return self.epochs * self.mini_batches
+
+
+class RolloutConfig(Section):
+    """The rollout actors: each owns one vLLM engine and runs many branches at once."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the engines run; `cuda` takes tensor_parallel GPUs per actor."""
+    actors: Count = 1
+    """Number of rollout actors."""
+    tensor_parallel: Count = 1
+    """Devices over which one engine splits the model."""
+    max_branches: Count = 64
+    """Branches that one actor runs at the same time."""
+    kv_cache_gib: Annotated[int, Field(ge=1)] = 1
+    """Memory of the KV cache per engine on CPUs, in whole GiB."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.85
+    """Share of a GPU's memory that the engine may use."""
+    block_size: Count = 32
+    """Tokens per KV-cache block; on CPUs a multiple of 32."""
+    enforce_eager: bool = True
+    """Run the model without compiling it or capturing CUDA graphs."""
+    temperature: Positive = 1.0
+    """Sampling temperature of training rollouts; log-probabilities are taken after it. Evaluation is greedy."""
+    threads: Count = 1
+    """CPU threads per engine."""
+    start_timeout_s: Positive = 600.0
+    """Longest start of an actor, in seconds."""
+    turn_timeout_s: Positive = 300.0
+    """Longest generation of one agent step, in seconds."""
+
+    @property
+    def branches_at_once(self) -> int:
+        """Actors · max_branches, e.g. 2·64 = 128."""
+        return self.actors * self.max_branches
+
+
+class PushConfig(Section):
+    """Moving new weights from the learner to the rollout engines."""
+
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """Transport; `auto` takes nccl when learner and rollouts run on GPUs, else gloo."""
+    timeout_s: Positive = 300.0
+    """Longest push, in seconds."""
+    probe_prompts: CountOrZero = 4
+    """Sampled sequences whose log-probabilities engine and learner compare after a push; 0 switches the check off."""
+    probe_tokens: Count = 32
+    """Tokens per compared sequence."""
+
+
+class GuardsConfig(Section):
+    """Bounds that stop a run."""
+
+    max_logprob_diff: Positive = 0.02
+    """Largest difference between the log-probabilities of engine and learner for the same token, in nats."""
+
+
+class ClusterConfig(Section):
+    """The Ray cluster."""
+
+    address: Annotated[str, Field(pattern=r"^(auto|local|ray://\S+)$")] = "auto"
+    """`auto` joins the running cluster, `local` starts a private one, `ray://host:port` is a Ray client address."""
+    strategy: Literal["PACK", "SPREAD"] = "PACK"
+    """Placement: few nodes, or as many as possible."""
+    wait_s: Positive = 120.0
+    """Longest wait for the cluster to reserve what the run needs, in seconds."""
+
+
+class LoggerConfig(Section):
+    """Weights & Biases and the stored trees."""
+
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    """`auto` is online where WANDB_API_KEY is set, else offline; it never asks."""
+    project: Text = "espalier"
+    """W&B project."""
+    entity: Text | None = None
+    """W&B user or team; null takes the key's default."""
+    sample_trees: CountOrZero = 8
+    """Trees per step that W&B shows and the run folder keeps."""
+    forest_every: Count = 1
+    """The run folder keeps trees every so many steps."""
+
+
+class EvaluationConfig(Section):
+    """Greedy chain rollouts on held-out tasks."""
+
+    every: CountOrZero = 0
+    """Evaluate every so many steps; 0 means before and after training only."""
+    tasks: Count = 100
+    """Held-out tasks used, the first ones of the file."""
+    sample_trees: CountOrZero = 8
+    """Evaluated trajectories that the run folder keeps each time."""
+
+
+class CheckpointConfig(Section):
+    """What is saved to go on later."""
+
+    every: CountOrZero = 0
+    """Save every so many steps; 0 means at the end only."""
+    keep: Count = 2
+    """Newest checkpoints kept."""

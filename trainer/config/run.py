@@ -1,0 +1,127 @@
+"""`RunConfig`: every setting of a run, and the checks between sections."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from trainer.config.base import Count, CountOrZero, Section, Text
+from trainer.config.env import SearchEnvConfig
+from trainer.config.machines import (
+    CheckpointConfig,
+    ClusterConfig,
+    EvaluationConfig,
+    GuardsConfig,
+    LearnerConfig,
+    LoggerConfig,
+    PushConfig,
+    RolloutConfig,
+)
+from trainer.config.search import AdvantageConfig, LimitsConfig, LossConfig, ModelConfig, SchedulerConfig, TreeConfig
+
+
+class RunConfig(Section):
+    """Every setting of a run. Made by `trainer.compose.compose`, stored as `config.yaml` in the run folder."""
+
+    seed: CountOrZero = 0
+    """Seeds task order, picking and sampling."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """Name of the run and of its folder; null gives `<experiment>-<date>-<time>`."""
+    runs_dir: Text = "runs"
+    """Folder that holds the run folders."""
+    steps: Count = 30
+    """Training steps; each collects trees, learns from them and pushes weights."""
+    tasks_per_step: Count = 16
+    """Tasks per step."""
+    dry_run: bool = False
+    """Print what would run, check files and resources, and exit."""
+    resume: Text = "auto"
+    """`auto`: from the run folder's newest checkpoint if there is one; `never`: anew; else a checkpoint folder."""
+    max_staleness: CountOrZero = 0
+    """Optimizer phases by which sampled tokens may lag behind the learner; only 0 so far."""
+    model: ModelConfig
+    env: SearchEnvConfig
+    tree: TreeConfig = TreeConfig()
+    advantage: AdvantageConfig = AdvantageConfig()
+    loss: LossConfig = LossConfig()
+    limits: LimitsConfig = LimitsConfig()
+    learner: LearnerConfig = LearnerConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    push: PushConfig = PushConfig()
+    guards: GuardsConfig = GuardsConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    logger: LoggerConfig = LoggerConfig()
+
+    @property
+    def leaves_per_step(self) -> int:
+        """tasks_per_step · tree.leaves_per_task, e.g. 16·12 = 192."""
+        return self.tasks_per_step * self.tree.leaves_per_task
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps of the whole run: steps · epochs · mini_batches, e.g. 30·1·2 = 60."""
+        return self.steps * self.learner.optimizer_steps_per_step
+
+    @property
+    def push_backend(self) -> str:
+        """`push.backend` with `auto` resolved: nccl if learner and rollouts are on GPUs, else gloo."""
+        if self.push.backend != "auto":
+            return self.push.backend
+        return "nccl" if self.learner.device == self.rollout.device == "cuda" else "gloo"
+
+    @model_validator(mode="after")
+    def _cross_checks(self) -> "RunConfig":
+        """Raises ValueError with one sentence per line."""
+        sentences = [*_method_problems(self), *_length_problems(self), *_machine_problems(self)]
+        if sentences:
+            raise ValueError("\n".join(sentences))
+        return self
+
+
+def _method_problems(config: RunConfig) -> Iterator[str]:
+    loss, tree, advantage = config.loss, config.tree, config.advantage
+    if config.max_staleness > 0:
+        yield f"max_staleness={config.max_staleness} is not accepted: it must be 0 (synchronous steps) for now."
+    if loss.aggregation == "dr_grpo" and loss.dr_grpo_length is None:
+        yield "loss.aggregation=dr_grpo needs loss.dr_grpo_length, an integer of at least 1."
+    if loss.aggregation != "dr_grpo" and loss.dr_grpo_length is not None:
+        yield f"loss.dr_grpo_length is only accepted with loss.aggregation=dr_grpo, not {loss.aggregation}."
+    if advantage.singleton == "zero" and tree.leaves_per_task < 2:
+        yield (
+            "tree.roots=1 without branches gives every task one leaf and so no advantage: "
+            "set tree.roots to at least 2, or tree.rounds and tree.nodes_per_round to at least 1."
+        )
+    elif advantage.singleton == "zero" and advantage.kind == "intra" and tree.leaves_per_tree < 2:
+        yield (
+            "advantage.kind=intra needs at least two leaves per tree: "
+            "set tree.rounds and tree.nodes_per_round to at least 1, or use advantage.kind=inter."
+        )
+    batches, tasks = config.learner.mini_batches, config.tasks_per_step
+    if batches > tasks:
+        yield f"learner.mini_batches={batches} must be at most tasks_per_step={tasks}."
+
+
+def _length_problems(config: RunConfig) -> Iterator[str]:
+    limits, pack = config.limits, config.learner.max_tokens_per_pack
+    least = limits.max_prompt_tokens + limits.max_turn_tokens
+    if limits.max_context_tokens < least:
+        yield (
+            f"limits.max_context_tokens={limits.max_context_tokens} must be at least {least} "
+            "(limits.max_prompt_tokens + limits.max_turn_tokens)."
+        )
+    if pack < limits.max_context_tokens:
+        yield (
+            f"learner.max_tokens_per_pack={pack} must be at least "
+            f"limits.max_context_tokens={limits.max_context_tokens}, so that every path fits into a pack."
+        )
+
+
+def _machine_problems(config: RunConfig) -> Iterator[str]:
+    rollout = config.rollout
+    if rollout.device == "cpu" and rollout.block_size % 32:
+        yield f"rollout.block_size={rollout.block_size} must be a multiple of 32 when rollout.device=cpu."
+    if config.push.backend == "nccl" and not config.learner.device == rollout.device == "cuda":
+        yield "push.backend=nccl needs learner.device=cuda and rollout.device=cuda: use push.backend=gloo or auto."

@@ -1,0 +1,109 @@
+"""Sections of the method: how trees grow, how leaves get credit, and what the loss is."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trainer.config.base import Count, CountOrZero, Positive, Section
+
+
+class TreeConfig(Section):
+    """How the rollouts of one task branch: M roots, then L rounds of N picked nodes with K branches each."""
+
+    roots: Count = 2
+    """M: independent chains per task at the start; each becomes one tree."""
+    nodes_per_round: CountOrZero = 2
+    """N: nodes picked per tree in each round, with replacement."""
+    branches_per_node: Count = 1
+    """K: continuations generated from each picked node."""
+    rounds: CountOrZero = 1
+    """L: rounds of pick-and-expand; 0 gives plain chains."""
+    picking: Literal["random"] = "random"
+    """How nodes are picked: uniformly among the root and every node that is not a leaf."""
+
+    @property
+    def leaves_per_tree(self) -> int:
+        """1 + L·N·K, e.g. 1 + 1·2·1 = 3."""
+        return 1 + self.rounds * self.nodes_per_round * self.branches_per_node
+
+    @property
+    def leaves_per_task(self) -> int:
+        """G = M·(1 + L·N·K), e.g. 2·(1 + 1·2·1) = 6."""
+        return self.roots * self.leaves_per_tree
+
+
+class AdvantageConfig(Section):
+    """How rewards of leaves become advantages."""
+
+    kind: Literal["tree", "inter", "intra"] = "tree"
+    """`inter`: normalised over all leaves of the task; `intra`: over the leaves of one tree; `tree`: their sum."""
+    singleton: Literal["zero", "raw"] = "zero"
+    """Advantage of a leaf that is alone in its group: 0, or its raw reward."""
+
+
+class LossConfig(Section):
+    """The clipped policy-gradient loss."""
+
+    clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """The ratio of new to old probability is clipped below at 1 - clip_low."""
+    clip_high: Annotated[float, Field(ge=0)] = 0.2
+    """The ratio is clipped above at 1 + clip_high."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
+    """For negative advantages the ratio counts at most this much; null switches it off."""
+    kl_coef: Annotated[float, Field(ge=0)] = 0.001
+    """Weight of the K3 estimate of the divergence from the starting policy; 0 needs no reference model."""
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the entropy bonus, in nats per token."""
+    aggregation: Literal["seq_mean", "token_mean", "dr_grpo"] = "seq_mean"
+    """Token weights: each leaf's mean, the mean over all tokens of the global batch, or divided by dr_grpo_length."""
+    dr_grpo_length: Count | None = None
+    """Fixed divisor of `dr_grpo`, in tokens per leaf; only for that aggregation."""
+
+
+class LimitsConfig(Section):
+    """Lengths of trajectories."""
+
+    max_prompt_tokens: Count = 256
+    """Longest prompt, in tokens; a longer one is an error, prompts are never cut."""
+    max_turns: CountOrZero = 4
+    """Tool turns per trajectory; one answer-only turn may follow."""
+    max_turn_tokens: Count = 64
+    """Longest agent step, in sampled tokens."""
+    max_context_tokens: Count = 1024
+    """Prompt plus all steps and observations of a path, in tokens."""
+    max_observation_tokens: Count = 256
+    """Longest observation, in tokens; longer ones are cut with a visible mark."""
+
+    @property
+    def max_path_tokens(self) -> int:
+        """Most tokens one path can have: min(context, prompt + turns·(turn + observation) + turn)."""
+        unbounded = self.max_prompt_tokens + self.max_turns * (self.max_turn_tokens + self.max_observation_tokens)
+        return min(self.max_context_tokens, unbounded + self.max_turn_tokens)
+
+
+class ModelConfig(Section):
+    """The policy that training starts from."""
+
+    path: Annotated[str, Field(min_length=1, pattern=r"\S")]
+    """Folder with a Hugging Face causal language model, or a hub id such as `org/name`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number type of the weights in the learner and in the rollout engines."""
+    trust_remote_code: bool = False
+    """Whether code that comes with the model may run."""
+
+
+class SchedulerConfig(Section):
+    """The actor that owns the trees of a step and hands out work."""
+
+    steal_after: Annotated[float, Field(ge=1)] = 1.5
+    """A branch leaves the actor that holds its tree when that actor's queue is longer than this times the mean."""
+    lease_timeout_s: Positive = 300.0
+    """Seconds without a sign of life after which an actor's work is handed out again."""
+    max_attempts: Count = 3
+    """How often one branch is started before the run stops."""
+    poll_s: Positive = 0.05
+    """Seconds an idle actor waits before it asks for work again."""
+    collect_timeout_s: Positive = 1800.0
+    """Longest collection of one step, in seconds."""
+    watchdog_s: Positive = 120.0
+    """Seconds without any finished node after which the run stops with a report of what is stuck."""
