@@ -4,7 +4,9 @@ from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Text: TypeAlias = Annotated[str, Field(min_length=1, pattern=r"\S")]
+Text: TypeAlias = Annotated[
+    str, Field(min_length=1, pattern=r"\S", json_schema_extra={"accepted": "text that is not empty"})
+]
 """Text that may not be empty or blank: `path=` on a command line gives an empty string, which is never meant."""
 
 Count: TypeAlias = Annotated[int, Field(ge=1)]

@@ -110,7 +110,10 @@ class GuardsConfig(Section):
 class ClusterConfig(Section):
     """The Ray cluster."""
 
-    address: Annotated[str, Field(pattern=r"^(auto|local|ray://\S+)$")] = "auto"
+    address: Annotated[
+        str,
+        Field(pattern=r"^(auto|local|ray://\S+)$", json_schema_extra={"accepted": "auto, local or ray://HOST:PORT"}),
+    ] = "auto"
     """`auto` joins the running cluster, `local` starts a private one, `ray://host:port` is a Ray client address."""
     strategy: Literal["PACK", "SPREAD"] = "PACK"
     """Placement: few nodes, or as many as possible."""

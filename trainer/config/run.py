@@ -25,7 +25,13 @@ class RunConfig(Section):
 
     seed: CountOrZero = 0
     """Seeds task order, picking and sampling."""
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+            json_schema_extra={"accepted": "null, or letters, digits, dots, dashes and underscores"},
+        ),
+    ]
     """Name of the run and of its folder; null gives `<experiment>-<date>-<time>`."""
     runs_dir: Text = "runs"
     """Folder that holds the run folders."""
@@ -35,7 +41,7 @@ class RunConfig(Section):
     """Tasks per step."""
     dry_run: bool = False
     """Print what would run, check files and resources, and exit."""
-    resume: Text = "auto"
+    resume: Annotated[Text, Field(json_schema_extra={"accepted": "auto, never or a checkpoint folder"})] = "auto"
     """`auto`: from the run folder's newest checkpoint if there is one; `never`: anew; else a checkpoint folder."""
     max_staleness: CountOrZero = 0
     """Optimizer phases by which sampled tokens may lag behind the learner; only 0 so far."""

@@ -84,7 +84,9 @@ class LimitsConfig(Section):
 class ModelConfig(Section):
     """The policy that training starts from."""
 
-    path: Annotated[str, Field(min_length=1, pattern=r"\S")]
+    path: Annotated[
+        str, Field(min_length=1, pattern=r"\S", json_schema_extra={"accepted": "a model folder or a hub id"})
+    ]
     """Folder with a Hugging Face causal language model, or a hub id such as `org/name`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number type of the weights in the learner and in the rollout engines."""
