@@ -14,6 +14,24 @@ ROOT = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What an engine returns for one agent step: the exact sampled ids and what is known about each."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Natural-log probability of each sampled id, after temperature; same length as `token_ids`."""
+    versions: tuple[int, ...]
+    """Weights version that sampled each id; same length as `token_ids`."""
+    text: str
+    """The sampled text up to and including the stop string: for parsing only, never tokenised again."""
+    finished: Literal["stop", "length"]
+    """`length`: the token limit came before a stop string or an end-of-sequence token."""
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens whose keys and values came from the prefix cache; at most `prompt_tokens`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """One agent step: sampled tokens, then the observation they caused. Only what this step adds is stored.
 
@@ -37,6 +55,8 @@ class Node:
     score: float | None = None
     """Plain task score in [0, 1], set together with `reward`."""
     tool_calls: int = 0
+    note: str = ""
+    """One sentence for people, e.g. why the environment failed; empty otherwise."""
     slot: int = 0
     """Which branch of the tree generated this node: 0 for the first chain, then one number per expansion."""
 

@@ -1,0 +1,246 @@
+"""The `espalier_gloo` weight-transfer backend: learner weights to vLLM engines over CPU sockets.
+
+vLLM ships transfer backends for GPUs only (`nccl` and friends). This one has the same two halves and the same protocol,
+with a gloo process group as the wire, so that a CPU run exercises exactly the code path a GPU run takes. vLLM loads
+`register` in each of its processes through the entry-point group `vllm.general_plugins`; the learner calls it itself.
+
+The group has the learner's rank 0 as rank 0 and every engine worker after it (`rank_offset` places the engines of
+several actors). Parameters travel in checkpoint format, flattened into buckets of one dtype, and are loaded through
+vLLM's layerwise reload, the only path that rebuilds packed CPU weights correctly.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.distributed as dist
+from vllm.distributed.utils import (
+    stateless_destroy_torch_distributed_process_group,
+    stateless_init_torch_distributed_process_group,
+)
+from vllm.distributed.weight_transfer.base import (
+    ParamMeta,
+    TrainerInitInfo,
+    TrainerWeightTransferEngine,
+    VLLMWeightSyncClient,
+    WeightSource,
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
+
+BACKEND = "espalier_gloo"
+BUCKET_BYTES = 64 << 20
+"""Parameters are sent in flat buffers of at most this many bytes (a larger parameter gets a buffer of its own)."""
+
+
+def register() -> None:
+    """Registers both halves of the backend in this process; a second call changes nothing."""
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, GlooWeightTransferEngine)
+        WeightTransferTrainerFactory.register_engine(BACKEND, GlooTrainerWeightTransferEngine)
+
+
+@dataclass
+class GlooInitInfo(WeightTransferInitInfo):
+    """Where an engine worker meets the learner. `world_size` counts the learner's sender and all engine workers."""
+
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+    timeout_s: float
+
+
+@dataclass
+class GlooUpdateInfo(WeightTransferUpdateInfo):
+    """What one push will send, parameter by parameter, in sending order."""
+
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+
+
+@dataclass
+class GlooTrainerInitInfo(TrainerInitInfo):
+    """The learner's side of the meeting; rank 0 is the sender."""
+
+    backend: ClassVar[str] = BACKEND
+
+    master_address: str
+    master_port: int
+    world_size: int
+    timeout_s: float
+
+
+def buckets(sizes: Sequence[tuple[torch.dtype, int]], limit: int = BUCKET_BYTES) -> list[range]:
+    """Splits consecutive parameters, given as (dtype, bytes), into index ranges of one dtype and at most `limit` bytes.
+
+    Both sides compute this from the same metadata, so they agree without talking.
+    """
+    ranges: list[range] = []
+    start, total = 0, 0
+    for index, (dtype, size) in enumerate(sizes):
+        if index > start and (dtype != sizes[start][0] or total + size > limit):
+            ranges.append(range(start, index))
+            start, total = index, 0
+        total += size
+    return [*ranges, range(start, len(sizes))] if sizes else ranges
+
+
+def _join(address: str, port: int, rank: int, world_size: int, timeout_s: float) -> dist.ProcessGroup:
+    group = stateless_init_torch_distributed_process_group(
+        address, port, rank, world_size, "gloo", timeout=timedelta(seconds=timeout_s)
+    )
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def _broadcast(group: dist.ProcessGroup, flat: torch.Tensor) -> None:
+    options = dist.BroadcastOptions()
+    options.rootRank = 0
+    options.rootTensor = 0
+    group.broadcast([flat], options).wait()
+
+
+def _layout(metadata: Sequence[ParamMeta]) -> list[range]:
+    return buckets([(m.dtype, m.dtype.itemsize * int(torch.Size(m.shape).numel())) for m in metadata])
+
+
+class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
+    """The receiving half; lives in each vLLM worker process."""
+
+    init_info_cls = GlooInitInfo
+    update_info_cls = GlooUpdateInfo
+    _group: dist.ProcessGroup | None = None
+
+    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
+        """Joins the learner's group, leaving an earlier one (after the set of actors changed)."""
+        self.shutdown()
+        parallel = self.parallel_config
+        rank = init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
+        self._group = _join(
+            init_info.master_address, init_info.master_port, rank, init_info.world_size, init_info.timeout_s
+        )
+
+    def start_weight_update(self) -> None:
+        """Opens vLLM's layerwise reload for weights in checkpoint format."""
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+
+    def finish_weight_update(self) -> None:
+        """Closes the layerwise reload: repacks and copies what arrived into the live tensors."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Receives one push. (The base class synchronises an accelerator, which a CPU worker does not have.)"""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: GlooUpdateInfo) -> None:
+        """Receives bucket after bucket and hands each parameter to the model's own loader."""
+        if self._group is None:
+            raise RuntimeError("weight transfer was not initialised: call init_weight_transfer_engine first")
+        metadata = [
+            ParamMeta(name, getattr(torch, dtype), tuple(shape))
+            for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True)
+        ]
+        self.model.load_weights(self._received(self._group, metadata))
+
+    def _received(self, group: dist.ProcessGroup, metadata: Sequence[ParamMeta]) -> Iterator[tuple[str, torch.Tensor]]:
+        for bucket in _layout(metadata):
+            sizes = [int(torch.Size(metadata[i].shape).numel()) for i in bucket]
+            flat = torch.empty(sum(sizes), dtype=metadata[bucket.start].dtype)
+            _broadcast(group, flat)
+            for index, piece in zip(bucket, flat.split(sizes), strict=True):
+                yield metadata[index].name, piece.view(metadata[index].shape).to(self.device)
+
+    def shutdown(self) -> None:
+        """Leaves the group."""
+        if self._group is not None:
+            stateless_destroy_torch_distributed_process_group(self._group)
+            self._group = None
+
+
+class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
+    """The sending half; lives in each learner rank, of which only rank 0 talks to the engines."""
+
+    init_info_cls = GlooTrainerInitInfo
+
+    def __init__(self, *, client: VLLMWeightSyncClient, source: WeightSource, is_sender: bool) -> None:
+        super().__init__(client=client, source=source, is_sender=is_sender)
+        self._group: dist.ProcessGroup | None = None
+
+    @classmethod
+    def trainer_init(
+        cls, init_info: GlooTrainerInitInfo, *, client: VLLMWeightSyncClient, source: WeightSource | None = None
+    ) -> Self:
+        """Meets the engines: they are asked to join while this side opens the group's store."""
+        assert source is not None, "a full push needs a WeightSource"
+        engine = cls(client=client, source=source, is_sender=init_info.is_sender)
+        if not engine.is_sender:
+            return engine
+        worker_info = GlooInitInfo(
+            master_address=init_info.master_address,
+            master_port=init_info.master_port,
+            rank_offset=1,
+            world_size=init_info.world_size,
+            timeout_s=init_info.timeout_s,
+        )
+        pool = ThreadPoolExecutor(max_workers=1)
+        try:
+            joined = pool.submit(client.init_weight_transfer_engine, asdict(worker_info))
+            engine._group = _join(
+                init_info.master_address, init_info.master_port, 0, init_info.world_size, init_info.timeout_s
+            )
+            joined.result(timeout=init_info.timeout_s)
+        finally:
+            # Joining this thread after a failure would wait for workers that never answer.
+            pool.shutdown(wait=False)
+        return engine
+
+    def send_weights(self) -> None:
+        """Sends every parameter of the source once. All ranks iterate it, since reading may be a collective."""
+        assert self.source is not None
+        metadata = self.source.metadata()
+        if not self.is_sender:
+            for _ in self.source:
+                pass
+            return
+        update = GlooUpdateInfo(
+            names=[m.name for m in metadata],
+            dtype_names=[str(m.dtype).removeprefix("torch.") for m in metadata],
+            shapes=[list(m.shape) for m in metadata],
+        )
+        self.client.start_weight_update()
+        pool = ThreadPoolExecutor(max_workers=1)
+        try:
+            received = pool.submit(self.client.update_weights, asdict(update))
+            self._send(self.source, metadata)
+            received.result()
+        finally:
+            pool.shutdown(wait=False)  # see trainer_init
+        self.client.finish_weight_update()
+
+    def _send(self, source: WeightSource, metadata: Sequence[ParamMeta]) -> None:
+        assert self._group is not None
+        stream = iter(source)
+        for bucket in _layout(metadata):
+            pieces = []
+            for index in bucket:
+                name, tensor = next(stream)
+                assert name == metadata[index].name, f"source yields {name}, metadata says {metadata[index].name}"
+                pieces.append(tensor.detach().to("cpu", metadata[index].dtype).reshape(-1))
+            _broadcast(self._group, torch.cat(pieces))
+
+    def shutdown(self) -> None:
+        """Leaves the group."""
+        if self._group is not None:
+            stateless_destroy_torch_distributed_process_group(self._group)
+            self._group = None
