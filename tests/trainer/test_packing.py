@@ -1,0 +1,167 @@
+import numpy as np
+import pytest
+from random_forests import random_forest
+
+from envs.types import EndReason, Message, Task
+from rollout_workers import trees
+from rollout_workers.types import Forest, Node, TaskGroup, Tree
+from trainer.advantages import advantages
+from trainer.config import LearnerConfig, LossConfig
+from trainer.leaf_weights import leaf_weights
+from trainer.packing import credit_nodes, fill, flat_pack, pack_forest, split
+from trainer.types import TreePack
+
+
+def node(parent: int, ids: tuple[int, ...], obs: tuple[int, ...] = (), reward: float | None = None) -> Node:
+    end = None if reward is None else EndReason.ANSWERED
+    lps = tuple(-0.1 * i for i in ids)
+    return Node(
+        parent=parent,
+        token_ids=ids,
+        logprobs=lps,
+        versions=(0,) * len(ids),
+        observation_ids=obs,
+        end=end,
+        reward=reward,
+    )
+
+
+def drawn() -> Forest:
+    """Prompt (90 91); step 1 = (10 11 | 20) with leaves 2 = (12) and 4 = (15); leaf 3 = (13 14) from the prompt."""
+    nodes = [Node(parent=-1, observation_ids=(90, 91)), node(0, (10, 11), (20,)), node(1, (12,), reward=1.0)]
+    nodes += [node(0, (13, 14), reward=0.0), node(1, (15,), reward=0.5)]
+    task = Task(id="t", prompt=(Message(role="user", content="?"),), truth=("x",))
+    return [TaskGroup(task=task, trees=(Tree(task_id="t", index=0, nodes=nodes),))]
+
+
+ADVANTAGES = [[{2: 3.0, 3: -1.0, 4: -2.0}]]
+
+
+def pack_one(forest: Forest = drawn(), **learner: object) -> TreePack:  # noqa: B008
+    packed = pack_forest(forest, ADVANTAGES, LossConfig(), LearnerConfig(max_tokens_per_pack=64, **learner))
+    return packed.mini_batches[0][0][0]
+
+
+def test_layout_of_the_drawn_tree() -> None:
+    pack = pack_one()
+    assert pack.ids.tolist() == [90, 91, 10, 11, 20, 12, 15, 13, 14]
+    assert pack.positions.tolist() == [0, 1, 2, 3, 4, 5, 5, 2, 3]
+    assert pack.end.tolist() == [9, 9, 7, 7, 7, 6, 7, 9, 9]
+    assert pack.source.tolist() == [-1, 0, 1, 2, 3, 4, 4, 1, 7]
+    assert pack.old_logprobs.tolist() == pytest.approx([0, 0, -1.0, -1.1, 0, -1.2, -1.5, -1.3, -1.4])
+
+
+def test_weights_of_the_drawn_tree() -> None:
+    """seq_mean: one task, three leaves with 3, 2 and 3 sampled tokens, so w = 1/9, 1/6, 1/9."""
+    pack = pack_one()
+    shared_p, shared_n, shared_w = 3 / 9, -2 / 9, 2 / 9
+    assert pack.positive.tolist() == pytest.approx([0, 0, shared_p, shared_p, 0, 3 / 9, 0, 0, 0])
+    assert pack.negative.tolist() == pytest.approx([0, 0, shared_n, shared_n, 0, 0, -2 / 9, -1 / 6, -1 / 6])
+    assert pack.weight.tolist() == pytest.approx([0, 0, shared_w, shared_w, 0, 1 / 9, 1 / 9, 1 / 6, 1 / 6])
+    assert pack.trained_tokens == 6
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (LossConfig(), [1 / 9, 1 / 6, 1 / 9]),
+        (LossConfig(aggregation="token_mean"), [1 / 8] * 3),
+        (LossConfig(aggregation="dr_grpo", dr_grpo_length=10), [1 / 30] * 3),
+    ],
+)
+def test_leaf_weights(loss: LossConfig, expected: list[float]) -> None:
+    assert list(leaf_weights(drawn(), ADVANTAGES, loss)[0][0].values()) == pytest.approx(expected)
+
+
+def test_leaves_without_advantage_count_nowhere() -> None:
+    weights = leaf_weights(drawn(), [[{2: 1.0, 3: -1.0}]], LossConfig())[0][0]
+    assert weights == pytest.approx({2: 1 / 6, 3: 1 / 4})
+
+
+def test_zero_advantages_are_laid_out_only_for_kl_or_entropy() -> None:
+    credit = [[{2: 1.0, 3: 0.0, 4: 0.0}]]
+    learner = LearnerConfig(max_tokens_per_pack=64)
+    plain = pack_forest(drawn(), credit, LossConfig(kl_coef=0.0), learner).mini_batches[0][0][0]
+    assert plain.ids.tolist() == [90, 91, 10, 11, 20, 12]
+    assert plain.positive[5] == pytest.approx(1 / 9)
+    with_kl = pack_forest(drawn(), credit, LossConfig(kl_coef=0.1), learner).mini_batches[0][0][0]
+    assert with_kl.tokens == 9
+    dead = pack_forest(drawn(), [[{2: 0.0, 3: 0.0, 4: 0.0}]], LossConfig(kl_coef=0.0), learner)
+    assert dead.mini_batches == [[[]]]
+
+
+def visible(pack: TreePack) -> np.ndarray:
+    query, key = np.arange(pack.tokens)[:, None], np.arange(pack.tokens)[None]
+    return (key <= query) & (query < pack.end[None])
+
+
+def test_every_token_sees_exactly_its_path() -> None:
+    """Read back through the mask, each trained token's context is a prefix of a path of some leaf, in order."""
+    forest = random_forest(1)
+    adv = [advantages(group) for group in forest]
+    paths = {
+        tuple(trees.path_ids(tree, leaf)) for group in forest for tree in group.trees for leaf in trees.leaves(tree)
+    }
+    prefixes = {path[:n] for path in paths for n in range(1, len(path) + 1)}
+    for pack in pack_forest(forest, adv, LossConfig(), LearnerConfig(max_tokens_per_pack=70)).mini_batches[0][0]:
+        mask = visible(pack)
+        for i in range(pack.tokens):
+            seen = np.flatnonzero(mask[i])
+            assert tuple(pack.ids[seen].tolist()) in prefixes
+            assert pack.positions[seen].tolist() == list(range(len(seen)))
+            assert pack.source[i] == (seen[-2] if len(seen) > 1 else -1)
+
+
+def test_split_trains_every_node_once_and_repeats_prefixes() -> None:
+    tree = drawn()[0].trees[0]
+    credit = credit_nodes(tree, {2: 1.0}, {2: 1.0, 3: 1.0, 4: 1.0})
+    pieces = split(tree, [2, 3, 4], credit, capacity=6)
+    assert [piece.nodes for piece in pieces] == [(0, 1, 2), (0, 1, 4), (0, 3)]
+    assert [sorted(piece.context) for piece in pieces] == [[], [0, 1], [0]]
+    assert [piece.tokens for piece in pieces] == [6, 6, 4]
+    assert [piece.nodes for piece in split(tree, [2, 3, 4], credit, capacity=7)] == [(0, 1, 2, 4), (0, 3)]
+    assert len(split(tree, [2, 3, 4], credit, capacity=9)) == 1
+
+
+def test_pack_smaller_than_a_path_is_one_sentence() -> None:
+    with pytest.raises(ValueError, match=r"learner.max_tokens_per_pack=5 must be at least 6, a path's length in 't'"):
+        pack_forest(drawn(), ADVANTAGES, LossConfig(), LearnerConfig(max_tokens_per_pack=5))
+
+
+@pytest.mark.parametrize("capacity", [32, 64, 512])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_totals_do_not_depend_on_the_split(capacity: int, ranks: int) -> None:
+    forest = random_forest(2)
+    adv = [advantages(group) for group in forest]
+    packed = pack_forest(forest, adv, LossConfig(), LearnerConfig(max_tokens_per_pack=capacity, ranks=ranks))
+    per_rank = packed.mini_batches[0]
+    assert len(per_rank) == ranks
+    assert len({len(packs) for packs in per_rank}) == 1
+    packs = [pack for packs in per_rank for pack in packs]
+    assert max(pack.tokens for pack in packs) <= capacity
+    nodes = [node for group in forest for tree in group.trees for node in tree.nodes]
+    assert sum(pack.trained_tokens for pack in packs) == sum(len(node.token_ids) for node in nodes)
+    assert packed.stats["tree/trained_tokens"] == sum(len(node.token_ids) for node in nodes)
+    assert sum(float(pack.weight.sum()) for pack in packs) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_mini_batches_split_tasks() -> None:
+    forest = random_forest(3, tasks=5)
+    adv = [advantages(group) for group in forest]
+    packed = pack_forest(forest, adv, LossConfig(), LearnerConfig(mini_batches=2, max_tokens_per_pack=256))
+    for rank_packs in packed.mini_batches:
+        assert sum(float(pack.weight.sum()) for packs in rank_packs for pack in packs) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_fill_balances() -> None:
+    pieces = split(drawn()[0].trees[0], [2, 3, 4], credit_nodes(drawn()[0].trees[0], {}, {}), 6)
+    members = fill(pieces, capacity=12, ranks=2)
+    assert [sum(piece.tokens for piece in part) for part in members] == [10, 6]
+    assert fill([], capacity=12, ranks=2) == []
+
+
+def test_flat_pack_scores_the_last_tokens() -> None:
+    pack = flat_pack([((5, 6, 7), 2), ((8, 9), 1)])
+    assert pack.end.tolist() == [3, 3, 3, 5, 5]
+    assert pack.source.tolist() == [-1, 0, 1, -1, 3]
+    assert pack.weight.tolist() == [0, 1, 1, 0, 1]

@@ -1,0 +1,83 @@
+"""`TreePack`: the row of tokens a learner trains on. Owned by the trainer; made by `trainer/packing.py`.
+
+Imports numpy only, so that the driver can build packs without torch.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreePack:
+    """One or more trees (or parts of trees) laid out in one row of T tokens; every array has length T.
+
+    Nodes stand in depth-first preorder. Token i sees token j if and only if `j <= i < end[j]`.
+    Example: prompt (90, 91), then two branches (10) and (20, 21):
+    `ids = [90, 91, 10, 20, 21]`, `positions = [0, 1, 2, 2, 3]`, `end = [5, 5, 3, 5, 5]`, `source = [-1, 0, 1, 1, 3]`.
+    """
+
+    ids: Ints
+    """Token ids."""
+    positions: Ints
+    """Depth of the token along its path, from 0: the position the model is told."""
+    end: Ints
+    """Index behind the last token of the subtree of this token's node."""
+    source: Ints
+    """Index whose hidden state predicts this token (a node's first token: the last token of its parent); -1: none."""
+    positive: Floats
+    """P: sum of weight times advantage over the leaves under the token with advantage above 0; 0 if not trained."""
+    negative: Floats
+    """N: the same over leaves with advantage below 0, so never above 0."""
+    weight: Floats
+    """W: sum of the weights of the leaves under the token; above 0 exactly where the token is trained."""
+    old_logprobs: Floats
+    """Log-probability under the policy that sampled the token, as the rollout engine reported it; 0 if not trained."""
+    repeated_tokens: int = 0
+    """Tokens of a prefix that another pack of the same optimizer step holds (and trains) too."""
+
+    @property
+    def tokens(self) -> int:
+        """T, the length of the row."""
+        return len(self.ids)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens that carry loss, e.g. `3` in the example if both branches were sampled."""
+        return int(np.count_nonzero(self.weight))
+
+
+RankPacks: TypeAlias = list[list[TreePack]]
+"""`[rank][k]`: the packs of one optimizer step; every rank has equally many, and the k-th packs cost about the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedForest:
+    """All packs of one learning phase, with numbers about them for the log."""
+
+    mini_batches: list[RankPacks]
+    """One entry per optimizer step of an epoch; an entry without packs has nothing to learn from and is skipped."""
+    stats: dict[str, float]
+    """E.g. `{"tree/unique_tokens": 5120.0, ...}`."""
+
+
+def blank_pack(tokens: int) -> TreePack:
+    """A pack of `tokens` zeros in which every token sees only itself and none is trained.
+
+    `packing` writes into its arrays. With one token it is what a rank runs while another rank still has work.
+    """
+    return TreePack(
+        ids=np.zeros(tokens, np.int64),
+        positions=np.zeros(tokens, np.int64),
+        end=np.arange(1, tokens + 1),
+        source=np.full(tokens, -1, np.int64),
+        positive=np.zeros(tokens, np.float32),
+        negative=np.zeros(tokens, np.float32),
+        weight=np.zeros(tokens, np.float32),
+        old_logprobs=np.zeros(tokens, np.float32),
+    )
