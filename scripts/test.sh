@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Everything CI runs: static checks, then the tests.
+#
+#   scripts/test.sh                 all tests, those with real Ray, vLLM and DeepSpeed included
+#   scripts/test.sh --fast          without the slow ones, under two minutes
+#   scripts/test.sh --fast -k tree  more arguments go to pytest
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/environment.sh
+
+select=()
+if [[ "${1:-}" == --fast ]]; then
+    select=(-m "not slow")
+    shift
+elif [[ -n "${CI:-}" && "$(id -u)" == 0 ]] && ! command -v chromium >/dev/null && command -v apt-get >/dev/null; then
+    echo "test: installing chromium for the report's browser test"
+    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium; } \
+        >/dev/null 2>&1 || echo "test: chromium could not be installed; the browser test will be skipped"
+fi
+
+scripts/check.sh
+
+# No test may reach a hub, a W&B server or somebody's running cluster.
+unset RAY_ADDRESS RAY_API_SERVER_ADDRESS WANDB_API_KEY
+export HF_HUB_OFFLINE=1 WANDB_MODE=offline WANDB_SILENT=true
+python -m pytest -q --durations=10 "${select[@]}" "$@"
