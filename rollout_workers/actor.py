@@ -1,8 +1,8 @@
 """A RolloutActor: one vLLM engine, one environment, and many branches in flight.
 
 Its loop consumes work items from the scheduler and produces branch results. It waits for free capacity (freed by its
-own branches) and for work (`pull` returns after `poll_s` at the latest). A failure of the engine ends the loop with that
-error: the driver sees it, and the scheduler gives the branches to others.
+own branches) and for work (`pull` returns after `poll_s` at the latest). A failure of the engine ends the loop with
+that error: the driver sees it, and the scheduler gives the branches to others.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-
 from envs.registry import make_env
 from envs.settings import EnvSettings
+
 from envs.types import Task
 from rollout_workers.branch import BranchRunner
 from rollout_workers.engine import EngineSettings, GenerationEngine
@@ -36,7 +36,7 @@ class ActorSettings:
 class TokenizerCodec:
     """Prompts through the model's chat template, observations as plain text."""
 
-    def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401 (transformers.PreTrainedTokenizerBase)
+    def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     def prompt(self, task: Task) -> list[int]:
@@ -89,13 +89,13 @@ class RolloutActor:
         self._runner = BranchRunner(make_env(self._settings.env), policy, self._codec, self._settings.env_timeout_s)
         return os.getpid()
 
-    async def work(self, scheduler: Any) -> None:  # noqa: ANN401 (ray.actor.ActorHandle)
+    async def work(self, scheduler: Any) -> None:
         """Runs branches until the actor is killed; raises the first error of the engine or the scheduler."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._pull(scheduler, group))
             group.create_task(self._push(scheduler))
 
-    async def _pull(self, scheduler: Any, group: asyncio.TaskGroup) -> None:  # noqa: ANN401
+    async def _pull(self, scheduler: Any, group: asyncio.TaskGroup) -> None:
         while True:
             free = self._settings.engine.max_branches - len(self._running)
             if free <= 0:
@@ -109,7 +109,7 @@ class RolloutActor:
     async def _run(self, item: WorkItem) -> None:
         await self._finished.put(await self._runner.run(item))
 
-    async def _push(self, scheduler: Any) -> None:  # noqa: ANN401
+    async def _push(self, scheduler: Any) -> None:
         while True:
             results = [await self._finished.get()]
             while not self._finished.empty():

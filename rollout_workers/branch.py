@@ -75,7 +75,7 @@ class BranchRunner:
         context: list[int],
         parent: int,
         turn: int,
-        ledger: Ledger,  # noqa: ANN401
+        ledger: Ledger,
     ) -> tuple[Any, Node]:
         limits = item.sampling
         room = limits.max_context_tokens - len(context)
@@ -117,7 +117,7 @@ class BranchRunner:
         state: Any,
         action: str,
         turns_left: int,
-        ledger: Ledger,  # noqa: ANN401
+        ledger: Ledger,
     ) -> tuple[Any, StepResult]:
         started = time.perf_counter()
         try:
@@ -139,7 +139,7 @@ class BranchRunner:
         state: Any,
         result: StepResult,
         end: EndReason,
-        ledger: Ledger,  # noqa: ANN401
+        ledger: Ledger,
     ) -> tuple[Any, StepResult]:
         """Ends a trajectory that hit a limit of ours. If it was still going, an empty answer-only step rewards it."""
         if result.end is None:

@@ -40,7 +40,7 @@ class EngineSettings:
 
 
 def _set_environment(settings: EngineSettings) -> None:
-    """vLLM reads these in every process it starts. They must be set before vllm is imported."""
+    """VLLM reads these in every process it starts. They must be set before vllm is imported."""
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     if settings.device == "cpu":
@@ -119,10 +119,11 @@ class GenerationEngine:
         prompt = {"prompt_token_ids": list(prompt_ids)}
         async for output in self._llm.generate(cast("Any", prompt), params, f"r{next(self._ids)}"):
             final = output
-        assert final is not None and final.finished, "the engine closed a request without a final output"
+        assert final is not None, "the engine gave no output"
+        assert final.finished, "the engine closed a request without a final output"
         return self._completion(final)
 
-    def _completion(self, output: Any) -> Completion:  # noqa: ANN401 (vllm.RequestOutput, imported lazily)
+    def _completion(self, output: Any) -> Completion:
         sample = output.outputs[0]
         token_ids = tuple(sample.token_ids)
         logprobs = tuple(step[token].logprob for token, step in zip(token_ids, sample.logprobs, strict=True))

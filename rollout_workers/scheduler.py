@@ -6,6 +6,7 @@ by `push`, or after `wait_s`). Nothing here waits without a limit.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,10 +92,8 @@ class TreeScheduler:
         """Returns when the collection is complete, at the latest after `wait_s` seconds."""
         assert self._collection is not None, "no collection was begun"
         async with self._changed:
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait_for(self._is_complete), wait_s)
-            except TimeoutError:
-                pass
         leaves, total = self._collection.progress
         return Progress(
             is_complete=self._is_complete(),

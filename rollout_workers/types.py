@@ -41,7 +41,7 @@ class Node:
     parent: int
     """Index of the parent in the tree's list, smaller than this node's own index; -1 for the root."""
     token_ids: tuple[int, ...] = ()
-    """Ids the policy sampled in this step, the stop token or the tokens of the stop string included, e.g. `(17, 204, 9)`."""
+    """Ids the policy sampled in this step, stop token or stop string included, e.g. `(17, 204, 9)`."""
     logprobs: tuple[float, ...] = ()
     """Natural-log probability of each sampled id under the policy that sampled it, same length as `token_ids`."""
     versions: tuple[int, ...] = ()
@@ -78,7 +78,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskGroup:
-    """The trees of one task: the group over which inter-tree advantages are computed. Assigned once, by the scheduler."""
+    """The trees of one task: the group of inter-tree advantages. The scheduler assigns it, once."""
 
     task: Task
     trees: tuple[Tree, ...]
@@ -108,7 +108,7 @@ class WorkItem:
     """«Continue from this node to the end of the trajectory.» The unit of scheduling, of leases and of retries."""
 
     id: str
-    """Unique in the run and the same in a repeated run, e.g. `"train-3/city_capital/ulm/1/4"` (phase-step/task/tree/slot)."""
+    """Unique in the run, equal in a repeated run, e.g. `"train-3/city_capital/ulm/1/4"` (phase, task, tree, slot)."""
     task: Task
     tree: int
     parent: int

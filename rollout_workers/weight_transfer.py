@@ -9,7 +9,7 @@ several actors). Parameters travel in checkpoint format, flattened into buckets 
 vLLM's layerwise reload, the only path that rebuilds packed CPU weights correctly.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -30,6 +30,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
+    WeightTransferUpdatePayload,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
@@ -137,7 +138,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         """Closes the layerwise reload: repacks and copies what arrived into the live tensors."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
-        finalize_layerwise_reload(self.model, self.model_config)
+        finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Receives one push. (The base class synchronises an accelerator, which a CPU worker does not have.)"""
@@ -158,7 +159,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
             sizes = [int(torch.Size(metadata[i].shape).numel()) for i in bucket]
             flat = torch.empty(sum(sizes), dtype=metadata[bucket.start].dtype)
             _broadcast(group, flat)
-            for index, piece in zip(bucket, flat.split(sizes), strict=True):
+            for index, piece in zip(bucket, torch.split(flat, sizes), strict=True):
                 yield metadata[index].name, piece.view(metadata[index].shape).to(self.device)
 
     def shutdown(self) -> None:
@@ -244,3 +245,99 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
         if self._group is not None:
             stateless_destroy_torch_distributed_process_group(self._group)
             self._group = None
+
+
+class CallbackSource(WeightSource):
+    """A `WeightSource` over two functions of the learner: what it holds, and a fresh pass over the full tensors."""
+
+    def __init__(
+        self,
+        parameter_info: Callable[[], Sequence[tuple[str, str, Sequence[int]]]],
+        parameters: Callable[[], Iterator[tuple[str, torch.Tensor]]],
+    ) -> None:
+        """`parameter_info` gives (name, dtype such as "float32", full shape) in the order of `parameters`."""
+        self._parameter_info = parameter_info
+        self._parameters = parameters
+
+    def metadata(self) -> list[ParamMeta]:
+        """Names, dtypes and full shapes, without gathering anything."""
+        return [ParamMeta(name, getattr(torch, dtype), tuple(shape)) for name, dtype, shape in self._parameter_info()]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._parameters()
+
+
+class ActorsClient:
+    """vLLM's weight-sync calls fanned out to several rollout actors, each call limited in time.
+
+    vLLM's own Ray client gives every actor the same rank; here each actor's workers get their own.
+    """
+
+    def __init__(self, actors: Sequence[Any], workers_per_actor: int, timeout_s: float) -> None:
+        self._actors = list(actors)
+        self._workers_per_actor = workers_per_actor
+        self._timeout_s = timeout_s
+
+    @property
+    def world_size(self) -> int:
+        """The learner's sender and every engine worker."""
+        return 1 + len(self._actors) * self._workers_per_actor
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Asks every actor to join the group, its workers after those of the actors before it."""
+        first = init_info["rank_offset"]
+        self._wait(
+            actor.init_weight_transfer_engine.remote(
+                {**init_info, "rank_offset": first + index * self._workers_per_actor}
+            )
+            for index, actor in enumerate(self._actors)
+        )
+
+    def start_weight_update(self) -> None:
+        """Opens one push on every actor."""
+        self._wait(actor.start_weight_update.remote() for actor in self._actors)
+
+    def update_weights(self, update_info: WeightTransferUpdatePayload) -> None:
+        """Has every actor receive; returns when all have."""
+        self._wait(actor.update_weights.remote(update_info) for actor in self._actors)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Closes the push on every actor (versions are set when the actors resume)."""
+        self._wait(actor.finish_weight_update.remote() for actor in self._actors)
+
+    def _wait(self, calls: Iterable[Any]) -> None:
+        import ray
+
+        ray.get(list(calls), timeout=self._timeout_s)
+
+
+def connect(
+    *,
+    backend: str,
+    rank: int,
+    address: str,
+    port: int,
+    timeout_s: float,
+    client: ActorsClient,
+    source: WeightSource,
+) -> TrainerWeightTransferEngine[Any]:
+    """Joins learner and engines into one transfer group; call it on every learner rank, rank 0 sends.
+
+    `backend` is `espalier_gloo` or `nccl` (vLLM's own; not run on a GPU yet).
+    `send_weights()` of the result does one push.
+    """
+    register()
+    info: TrainerInitInfo
+    if backend == BACKEND:
+        info = GlooTrainerInitInfo(
+            master_address=address,
+            master_port=port,
+            world_size=client.world_size,
+            timeout_s=timeout_s,
+            rank=rank,
+        )
+    else:
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        info = NCCLTrainerInitInfo(master_address=address, master_port=port, world_size=client.world_size, rank=rank)
+    return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)

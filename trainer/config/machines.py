@@ -80,6 +80,8 @@ class RolloutConfig(Section):
     """Longest start of an actor, in seconds."""
     turn_timeout_s: Positive = 300.0
     """Longest generation of one agent step, in seconds."""
+    max_restarts: CountOrZero = 8
+    """Dead actors replaced during a run; one more death stops it."""
 
     @property
     def branches_at_once(self) -> int:

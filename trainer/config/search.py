@@ -100,12 +100,12 @@ class SchedulerConfig(Section):
     steal_after: Annotated[float, Field(ge=1)] = 1.5
     """A branch leaves the actor that holds its tree when that actor's queue is longer than this times the mean."""
     lease_timeout_s: Positive = 300.0
-    """Seconds without a sign of life after which an actor's work is handed out again."""
+    """Seconds after which a branch that did not come back is handed to another actor."""
     max_attempts: Count = 3
     """How often one branch is started before the run stops."""
-    poll_s: Positive = 0.05
-    """Seconds an idle actor waits before it asks for work again."""
+    poll_s: Positive = 1.0
+    """Seconds between two looks of the driver at a collection's progress and at the health of the actors."""
     collect_timeout_s: Positive = 1800.0
     """Longest collection of one step, in seconds."""
     watchdog_s: Positive = 120.0
-    """Seconds without any finished node after which the run stops with a report of what is stuck."""
+    """Seconds without a finished branch after which a warning says what is stuck and who holds it."""
