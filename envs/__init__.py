@@ -1,1 +1,1 @@
-"""Worlds that agents act in: tasks, environments, rewards and retrieval. Standard library, pydantic and an HTTP client only."""
+"""Worlds that agents act in: tasks, environments, rewards and retrieval. Imports no heavy library."""

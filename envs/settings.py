@@ -1,0 +1,75 @@
+"""The `env` section of the configuration, and nothing else."""
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Settings(BaseModel):
+    """Base of all sections here: unknown keys are errors, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class LocalRetrieverSettings(Settings):
+    """An index in each rollout process."""
+
+    kind: Literal["local"]
+    corpus: Path
+    """JSONL file with id, title, text."""
+
+
+class HttpRetrieverSettings(Settings):
+    """A server that speaks the Search-R1 protocol."""
+
+    kind: Literal["http"]
+    url: str = Field(pattern=r"^https?://")
+    """Full address, e.g. `http://10.0.0.5:8000/retrieve`."""
+    timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    """Seconds for one attempt."""
+    retries: int = Field(default=2, ge=0, le=10)
+    """Attempts after the first."""
+
+
+RetrieverSettings: TypeAlias = Annotated[LocalRetrieverSettings | HttpRetrieverSettings, Field(discriminator="kind")]
+
+
+class RewardSettings(Settings):
+    """How an outcome becomes a reward (see `envs.rewards`)."""
+
+    kind: Literal["paper", "authors", "custom"] = "paper"
+    score: Literal["em", "f1"] = "em"
+    """What success means: exact match or token F1."""
+    format_penalty: float = Field(default=0.2, ge=0, allow_inf_nan=False)
+    path: str | None = None
+    """Dotted path of a function, for `kind: custom` only."""
+
+    @model_validator(mode="after")
+    def _path_goes_with_custom(self) -> "RewardSettings":
+        if (self.kind == "custom") != (self.path is not None):
+            raise ValueError("path must be set for kind custom, and only then, e.g. path=my_package.rewards.brevity")
+        return self
+
+
+class SearchEnvSettings(Settings):
+    """Question answering with a search tool."""
+
+    name: Literal["search"]
+    train_tasks: Path
+    """JSONL or Parquet."""
+    eval_tasks: Path
+    retriever: RetrieverSettings
+    reward: RewardSettings = RewardSettings()
+    topk: int = Field(default=1, ge=1, le=100)
+    """Passages per search."""
+    instruction: str = ""
+    """Text put before the question, e.g. how to answer; the tiny model needs none."""
+    max_tool_seconds: float = Field(default=30.0, gt=0, allow_inf_nan=False)
+    """A search that takes longer is an environment error."""
+    max_error_share: float = Field(default=0.2, ge=0, le=1)
+    """Share of the branches that may end in an environment error before the run stops."""
+
+
+EnvSettings: TypeAlias = SearchEnvSettings
+"""Tagged by `name`; a second environment makes it a union."""

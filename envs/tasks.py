@@ -1,0 +1,110 @@
+"""Loads tasks from JSONL and Parquet files: fields id, prompt, truth and, if wanted, meta."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from envs.types import Message, Task
+
+REQUIRED = ("id", "prompt", "truth")
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def load_tasks(path: Path, *, instruction: str = "", limit: int | None = None) -> list[Task]:
+    """Reads and checks a task file; `instruction` is put before each question, `limit` keeps the first tasks.
+
+    `prompt` is a text or a list of `{"role", "content"}` ending with the user's, `truth` a text or a list of texts.
+    Raises ValueError, one sentence naming file and line (row, for Parquet), for anything else.
+    """
+    tasks: list[Task] = []
+    seen: dict[str, str] = {}
+    for place, record in _records(path):
+        task = _task(record, f"{path} {place}")
+        if task.id in seen:
+            raise ValueError(f"{path} {place}: id {task.id!r} is already used in {seen[task.id]}; ids must be unique")
+        seen[task.id] = place
+        tasks.append(task)
+    if not tasks:
+        raise ValueError(f"{path} has no tasks; expected one per line with the fields {', '.join(REQUIRED)}")
+    return [with_instruction(task, instruction) for task in tasks[:limit]]
+
+
+def with_instruction(task: Task, instruction: str) -> Task:
+    """Puts a text and a blank line before the user's last message; an empty text changes nothing."""
+    if not instruction:
+        return task
+    question = task.prompt[-1]
+    asked = replace(question, content=f"{instruction}\n\n{question.content}")
+    return replace(task, prompt=(*task.prompt[:-1], asked))
+
+
+def _records(path: Path) -> Iterator[tuple[str, Any]]:
+    if path.suffix not in (".jsonl", ".parquet"):
+        raise ValueError(f"{path}: unknown kind of task file; accepted: .jsonl, .parquet")
+    try:
+        yield from _parquet(path) if path.suffix == ".parquet" else _jsonl(path)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield f"line {number}", json.loads(line.decode("utf-8"))
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{path} line {number}: not a JSON object: {error}") from None
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        import pyarrow  # type: ignore[import-untyped]
+        import pyarrow.parquet  # type: ignore[import-untyped]
+    except ImportError:
+        raise ValueError(f"{path} needs pyarrow, which is not installed; run: pip install pyarrow") from None
+    try:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+    for number, row in enumerate(rows, start=1):
+        yield f"row {number}", {name: value for name, value in row.items() if value is not None}
+
+
+def _task(record: Any, place: str) -> Task:
+    if not isinstance(record, dict):
+        raise ValueError(f"{place}: expected an object with the fields {', '.join(REQUIRED)}")
+    for name in REQUIRED:
+        if name not in record:
+            raise ValueError(f"{place}: field {name!r} is missing; required fields are {', '.join(REQUIRED)}")
+    identifier, meta = record["id"], record.get("meta", {})
+    if not isinstance(identifier, str) or not identifier:
+        raise ValueError(f"{place}: field 'id' must be a text that is not empty")
+    if not isinstance(meta, dict):
+        raise ValueError(f"{place}: field 'meta' must be an object")
+    return Task(id=identifier, prompt=_prompt(record["prompt"], place), truth=_truth(record["truth"], place), meta=meta)
+
+
+def _prompt(value: Any, place: str) -> tuple[Message, ...]:
+    items = [{"role": "user", "content": value}] if isinstance(value, str) else value
+    if not isinstance(items, list) or not items:
+        raise ValueError(f"{place}: field 'prompt' must be a text or a list of messages with role and content")
+    messages = []
+    for item in items:
+        role, content = (item.get("role"), item.get("content")) if isinstance(item, dict) else (None, None)
+        if role not in ROLES or not isinstance(content, str):
+            raise ValueError(f"{place}: a message of 'prompt' needs a role among {', '.join(ROLES)} and a text content")
+        messages.append(Message(role=role, content=content))
+    if messages[-1].role != "user" or not messages[-1].content.strip():
+        raise ValueError(f"{place}: the last message of 'prompt' must be the user's, and not empty")
+    return tuple(messages)
+
+
+def _truth(value: Any, place: str) -> tuple[str, ...]:
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or not items or not all(isinstance(item, str) and item.strip() for item in items):
+        raise ValueError(f"{place}: field 'truth' must be a text or a list of texts, none of them empty")
+    return tuple(items)
