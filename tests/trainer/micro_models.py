@@ -1,0 +1,31 @@
+"""A random Qwen2 small enough for exact comparisons."""
+
+from pathlib import Path
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+
+def micro_qwen2(
+    *, vocab: int = 64, hidden: int = 64, layers: int = 2, tied: bool = True, seed: int = 0
+) -> Qwen2ForCausalLM:
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=0,
+        attn_implementation="sdpa",
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def save_micro(path: Path, **kwargs: object) -> None:
+    micro_qwen2(**kwargs).save_pretrained(path)
