@@ -4,6 +4,7 @@ Owns where the configuration files are found and how an override is read. Starts
 folder, no logging set-up, no change of the current folder.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,13 +16,13 @@ from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from trainer.config import RunConfig
 from trainer.config.keys import all_keys, listed
-from trainer.config.sentences import ConfigError, checks_between_keys, from_validation, unknown_key
+from trainer.config.sentences import ConfigError, checks_between_keys, empty_paths, from_validation, unknown_key
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "conf"
 """conf/ lies beside trainer/: in a checkout, in the image, and in the working folder that `ray job submit` ships."""
@@ -34,6 +35,8 @@ class Composed:
     settings: DictConfig
     faults: tuple[str, ...]
     """Sentences about overrides that could not be applied; the others were."""
+    experiment: str
+    """The option chosen for the group `experiment`, `"run"` without one; it names runs."""
 
 
 def compose(overrides: Sequence[str], *, config_dir: Path = CONFIG_DIR, now: datetime | None = None) -> RunConfig:
@@ -42,13 +45,13 @@ def compose(overrides: Sequence[str], *, config_dir: Path = CONFIG_DIR, now: dat
     `overrides` are written as on the command line, e.g. `["experiment=quickstart", "tree.roots=4"]`; `now` names the
     run when `name` is null. Raises ConfigError with one sentence per fault.
     """
-    composed = compose_settings(overrides, config_dir=config_dir, now=now)
+    composed = compose_settings(overrides, config_dir=config_dir)
+    if composed.settings.get("name") is None:
+        composed.settings.name = f"{composed.experiment}-{now or datetime.now():%Y%m%d-%H%M%S}"
     return validate(composed.settings, earlier=composed.faults)
 
 
-def compose_settings(
-    overrides: Sequence[str], *, config_dir: Path = CONFIG_DIR, now: datetime | None = None
-) -> Composed:
+def compose_settings(overrides: Sequence[str], *, config_dir: Path = CONFIG_DIR) -> Composed:
     """Composes without validating values. Raises ConfigError when Hydra can make nothing of files and overrides."""
     if not (config_dir / "config.yaml").is_file():
         raise ConfigError([f"No configuration in {config_dir}: it must be a folder that holds config.yaml."])
@@ -65,9 +68,8 @@ def compose_settings(
         settings = OmegaConf.masked_copy(settings, [str(key) for key in settings if key != "hydra"])
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError([*faults, _first_line(error)]) from error
-    if settings.get("name") is None:
-        settings.name = f"{choice or 'run'}-{now or datetime.now():%Y%m%d-%H%M%S}"
-    return Composed(settings=settings, faults=tuple(faults))
+    experiment = "-".join(choice) if isinstance(choice, ListConfig) else choice or "run"
+    return Composed(settings=settings, faults=tuple(faults), experiment=experiment)
 
 
 def validate(settings: DictConfig, *, earlier: Sequence[str] = ()) -> RunConfig:
@@ -76,14 +78,16 @@ def validate(settings: DictConfig, *, earlier: Sequence[str] = ()) -> RunConfig:
         plain = _without_unset(cast(dict[str, Any], OmegaConf.to_container(settings, resolve=True)))
     except OmegaConfBaseException as error:
         raise ConfigError([*earlier, _first_line(error)]) from error
+    earlier = [*earlier, *empty_paths(plain)]
     try:
-        config = RunConfig.model_validate(plain)
+        # As JSON, because strict JSON takes a list for a tuple and text for a path, and nothing else for another type.
+        config = RunConfig.model_validate_json(json.dumps(plain), strict=True)
     except ValidationError as error:
         # With an override left out, keys may disagree that the user did set right.
         found = [] if earlier and checks_between_keys(error) else from_validation(error, plain)
         raise ConfigError([*earlier, *found]) from error
     if earlier:
-        raise ConfigError(list(earlier))
+        raise ConfigError(earlier)
     return config
 
 
@@ -106,6 +110,8 @@ def _faults(text: str, config_dir: Path) -> Iterator[str]:
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException:
+        override = None
+    if override is None or not override.key_or_group:
         yield f"Cannot read {text!r}: an override is written key=value, e.g. tree.roots=4."
         return
     key = override.key_or_group

@@ -1,6 +1,8 @@
-"""Every setting of a run as typed sections; `RunConfig` holds them all. Imports nothing heavy."""
+"""Every setting of a run as typed sections; `RunConfig` holds them all. Imports nothing heavy.
 
-from trainer.config.env import HttpRetriever, LocalRetriever, RewardConfig, SearchEnvConfig
+The `env` section is `envs.settings.EnvSettings`: environments describe their own settings.
+"""
+
 from trainer.config.machines import (
     CheckpointConfig,
     ClusterConfig,
@@ -20,18 +22,14 @@ __all__ = [
     "ClusterConfig",
     "EvaluationConfig",
     "GuardsConfig",
-    "HttpRetriever",
     "LearnerConfig",
     "LimitsConfig",
-    "LocalRetriever",
     "LoggerConfig",
     "LossConfig",
     "ModelConfig",
     "PushConfig",
-    "RewardConfig",
     "RolloutConfig",
     "RunConfig",
     "SchedulerConfig",
-    "SearchEnvConfig",
     "TreeConfig",
 ]

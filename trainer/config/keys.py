@@ -9,6 +9,9 @@ from typing import Any, TypeAlias
 
 from trainer.config.run import RunConfig
 
+PATH = "the path of a file"
+"""What keys accept that are a `Path`."""
+
 Schema: TypeAlias = dict[str, Any]
 """A JSON schema, or a part of one."""
 
@@ -90,6 +93,8 @@ def describe(schema: Schema) -> str:
         return listed([str(choice) for choice in schema.get("enum", [schema.get("const")])], "or")
     if schema["type"] == "array":
         return _list_in_words(schema)
+    if schema.get("format") == "path":
+        return PATH
     return {"boolean": "true or false", "null": "null", "string": "text"}.get(schema["type"]) or _number(schema)
 
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from envs.settings import EnvSettings
 from trainer.config.base import Count, CountOrZero, Section, Text
-from trainer.config.env import SearchEnvConfig
 from trainer.config.machines import (
     CheckpointConfig,
     ClusterConfig,
@@ -46,7 +46,7 @@ class RunConfig(Section):
     max_staleness: CountOrZero = 0
     """Optimizer phases by which sampled tokens may lag behind the learner; only 0 so far."""
     model: ModelConfig
-    env: SearchEnvConfig
+    env: EnvSettings
     tree: TreeConfig = TreeConfig()
     advantage: AdvantageConfig = AdvantageConfig()
     loss: LossConfig = LossConfig()

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from trainer.config.keys import all_keys, listed
+from trainer.config.keys import PATH, all_keys, listed
 
 
 class ConfigError(ValueError):
@@ -44,6 +44,16 @@ def from_validation(error: ValidationError, settings: Mapping[str, object]) -> l
     return [sentence for detail in details for sentence in _from_detail(detail, settings)]
 
 
+def empty_paths(settings: Mapping[str, object], section: str = "") -> Iterator[str]:
+    """One sentence per path without text, which pydantic would take for the current folder."""
+    for last, value in settings.items():
+        key = f"{section}.{last}" if section else last
+        if isinstance(value, Mapping):
+            yield from empty_paths(value, key)
+        elif value == "" and key in all_keys().values and all_keys().values[key].accepted == PATH:
+            yield f"{key} is empty: {_must_be(key)}."
+
+
 def checks_between_keys(error: ValidationError) -> bool:
     """Whether every fault is a disagreement between keys that are each fine alone."""
     return all(detail["type"] == "value_error" for detail in error.errors(include_url=False))
@@ -62,7 +72,7 @@ def _from_detail(detail: ErrorDetails, settings: Mapping[str, object]) -> Iterat
         case "value_error":
             for line in str(detail["ctx"]["error"]).splitlines():
                 sentence = line if line.endswith(".") else f"{line}."
-                yield sentence if key in sentence else f"{key}={_shown(value)} is not accepted: {sentence}"
+                yield sentence if key in sentence else f"{key}: {sentence}"
         case "finite_number":
             yield f"{key}={_shown(value)} is not accepted: {_must_be(key)}, and finite."
         case _ if value == "":

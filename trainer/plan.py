@@ -1,0 +1,59 @@
+"""The text of `dry_run=true`: what a run would do, in numbers."""
+
+from collections.abc import Mapping
+
+from trainer.config import RunConfig
+from trainer.preflight import Findings
+from trainer.resources import Resource, needed
+
+
+def plan(config: RunConfig, findings: Findings, cluster_resources: Mapping[str, float]) -> str:
+    """One line per part of the run, for people."""
+    rows = {
+        "run": f"{config.name} in {config.runs_dir}/{config.name}, seed {config.seed}",
+        "model": f"{config.model.path}, {config.model.dtype}",
+        "tasks": f"{findings.train_tasks} to train on, {_evaluated(config, findings)}",
+        "tree": _tree(config),
+        "step": _step(config),
+        "rollout": f"{_count(config.rollout.actors, 'actor')} on {config.rollout.device}, "
+        f"{config.rollout.max_branches} branches at once each, temperature {config.rollout.temperature:g}",
+        "learner": f"{_count(config.learner.ranks, 'rank')} on {config.learner.device}, ZeRO stage "
+        f"{config.learner.zero_stage}, {config.loss.aggregation} loss, advantage {config.advantage.kind}",
+        "length": f"{_count(config.steps, 'step')}, {_count(config.optimizer_steps, 'optimizer step')}, "
+        f"weights pushed with {config.push_backend} after each step",
+        "cluster": _cluster(config, cluster_resources),
+    }
+    return "\n".join(f"{name:<8} {text}" for name, text in rows.items())
+
+
+def _evaluated(config: RunConfig, findings: Findings) -> str:
+    used = min(config.evaluation.tasks, findings.eval_tasks)
+    when = f", and every {_count(config.evaluation.every, 'step')}" if config.evaluation.every else ""
+    return f"{used} of {findings.eval_tasks} held-out ones evaluated before and after{when}"
+
+
+def _tree(config: RunConfig) -> str:
+    tree = config.tree
+    return (
+        f"{_count(tree.roots, 'root')} x (1 + {_count(tree.rounds, 'round')} x {_count(tree.nodes_per_round, 'node')} "
+        f"x {_count(tree.branches_per_node, 'branch', 'branches')}) = {tree.leaves_per_task} leaves per task"
+    )
+
+
+def _step(config: RunConfig) -> str:
+    leaves, limits = config.leaves_per_step, config.limits
+    sampled = leaves * (limits.max_turns + 1) * limits.max_turn_tokens
+    return (
+        f"{_count(config.tasks_per_step, 'task')} = {leaves:,} leaves; at most {sampled:,} sampled tokens "
+        f"and {leaves * limits.max_path_tokens:,} tokens on all paths, shared prefixes counted per leaf"
+    )
+
+
+def _cluster(config: RunConfig, has: Mapping[str, float]) -> str:
+    kinds: tuple[Resource, ...] = ("CPU", "GPU")
+    parts = [f"{needed(config, kind)} of {has.get(kind, 0):g} {kind}s" for kind in kinds if needed(config, kind)]
+    return f"{' and '.join(parts)} ({config.cluster.address}, {config.cluster.strategy})"
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
