@@ -1,0 +1,219 @@
+"""Trees as text: one JSON line per tree in `forest/step-000012.jsonl` and `forest/eval-000012.jsonl`.
+
+Owns the line format and both directions. A line holds what people read (texts, token pieces, advantages) and all of
+what the types hold (ids, log-probabilities, versions), so a file loads back into `Task` and `Tree` without a tokenizer.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from envs.types import EndReason, Message, Task
+from rollout_workers.types import Forest, Node, Tree
+
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+ForestKind: TypeAlias = Literal["step", "eval"]
+Advantages: TypeAlias = Sequence[Sequence[Mapping[int, float]]]
+"""Per task of a forest, per tree of the task: node index → advantage, e.g. `[[{2: 0.91, 4: -0.91}, {1: 0.0}]]`."""
+
+_UNFINISHED = "\ufffd"
+"""What decoders show for bytes that are not (yet) a whole character."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeText:
+    """What a node looks like to people."""
+
+    action: str = ""
+    """The sampled tokens, decoded; empty for the root."""
+    observation: str = ""
+    """The environment's answer; for the root the whole prompt as the model saw it."""
+    pieces: tuple[str, ...] = ()
+    """Text of each sampled token, joined equal to `action`; empty when the tokenizer allows no such split. A token
+    that ends inside a character is `""` and the character belongs to the token that completes it."""
+    advantage: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeRecord:
+    """One line of a forest file."""
+
+    kind: ForestKind
+    step: int
+    task: Task
+    tree: Tree
+    texts: tuple[NodeText, ...]
+    """One per node of `tree`."""
+
+
+def record_forest(
+    kind: ForestKind,
+    step: int,
+    forest: Forest,
+    decode: Decode,
+    advantages: Advantages | None = None,
+    limit: int | None = None,
+) -> list[TreeRecord]:
+    """The trees of a step with their texts. `limit` counts trees; whole tasks are kept until it is reached."""
+    decode_one = cache(lambda token_id: decode((token_id,)))
+    records: list[TreeRecord] = []
+    for place, group in enumerate(forest):
+        if limit is not None and len(records) >= limit:
+            break
+        for number, tree in enumerate(group.trees):
+            known = advantages[place][number] if advantages is not None else {}
+            texts = tuple(_node_text(node, decode, decode_one, known.get(i)) for i, node in enumerate(tree.nodes))
+            records.append(TreeRecord(kind=kind, step=step, task=group.task, tree=tree, texts=texts))
+    return records
+
+
+def forest_text(records: Sequence[TreeRecord]) -> str:
+    """The text of a forest file: one line per tree, a newline after each."""
+    return "".join(json.dumps(record_to_json(record), ensure_ascii=False) + "\n" for record in records)
+
+
+def read_forest(path: Path | str) -> list[TreeRecord]:
+    """Loads a forest file back; a half-written last line is left out.
+
+    Raises:
+        ValueError: a line is JSON but not a tree; the sentence names file and line.
+
+    """
+    records: list[TreeRecord] = []
+    for number, line in forest_lines(path):
+        try:
+            records.append(record_from_json(line))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}, line {number}: not a tree of a forest file ({error!r})") from error
+    return records
+
+
+def forest_lines(path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number (from 1) and JSON object of every whole line."""
+    with Path(path).open(encoding="utf-8", errors="replace", newline="\n") as file:
+        for number, text in enumerate(file, start=1):
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(line, dict):
+                yield number, line
+
+
+def record_to_json(record: TreeRecord) -> dict[str, Any]:
+    """The JSON object of one line."""
+    task = record.task
+    return {
+        "kind": record.kind,
+        "step": record.step,
+        "task": {
+            "id": task.id,
+            "prompt": [{"role": message.role, "content": message.content} for message in task.prompt],
+            "truth": list(task.truth),
+            "meta": dict(task.meta),
+        },
+        "tree": record.tree.index,
+        "nodes": [_node_to_json(node, text) for node, text in zip(record.tree.nodes, record.texts, strict=True)],
+    }
+
+
+def record_from_json(line: Mapping[str, Any]) -> TreeRecord:
+    """The inverse of `record_to_json`."""
+    source = line["task"]
+    task = Task(
+        id=source["id"],
+        prompt=tuple(Message(role=message["role"], content=message["content"]) for message in source["prompt"]),
+        truth=tuple(source["truth"]),
+        meta=source["meta"],
+    )
+    nodes = [_node_from_json(item) for item in line["nodes"]]
+    texts = tuple(
+        NodeText(
+            action=item["action"],
+            observation=item["observation"],
+            pieces=tuple(item["pieces"]),
+            advantage=item["advantage"],
+        )
+        for item in line["nodes"]
+    )
+    tree = Tree(task_id=task.id, index=line["tree"], nodes=nodes)
+    return TreeRecord(kind=line["kind"], step=line["step"], task=task, tree=tree, texts=texts)
+
+
+def token_pieces(token_ids: Sequence[int], text: str, decode: Decode, decode_one: Callable[[int], str]) -> list[str]:
+    """Splits `text`, the decoding of `token_ids`, into one piece per token; `[]` when no split joins back to it.
+
+    Tokens are decoded one at a time, and together with the ones before them while a character is unfinished. Where
+    that loses text (tokenizers that strip a leading space), the growth of the decoded prefix is taken instead.
+    """
+    pieces: list[str] = []
+    pending: list[int] = []
+    for token_id in token_ids:
+        pending.append(token_id)
+        piece = decode_one(token_id) if len(pending) == 1 else decode(pending)
+        whole = not piece.endswith(_UNFINISHED)
+        pieces.append(piece if whole else "")
+        if whole:
+            pending = []
+    if "".join(pieces) == text:
+        return pieces
+    ends = [0] + [_stable_length(decode(token_ids[: i + 1]), text) for i in range(len(token_ids))]
+    if token_ids and ends[-1] == len(text) and all(a <= b for a, b in pairwise(ends)):
+        return [text[a:b] for a, b in pairwise(ends)]
+    return []
+
+
+def _stable_length(prefix: str, text: str) -> int:
+    """How many characters of `text` a decoded prefix already shows."""
+    if prefix == text:
+        return len(text)
+    prefix = prefix.rstrip(_UNFINISHED)
+    return len(prefix) if text.startswith(prefix) else -1
+
+
+def _node_text(node: Node, decode: Decode, decode_one: Callable[[int], str], advantage: float | None) -> NodeText:
+    action = decode(node.token_ids) if node.token_ids else ""
+    return NodeText(
+        action=action,
+        observation=decode(node.observation_ids) if node.observation_ids else "",
+        pieces=tuple(token_pieces(node.token_ids, action, decode, decode_one)),
+        advantage=advantage,
+    )
+
+
+def _node_to_json(node: Node, text: NodeText) -> dict[str, Any]:
+    return {
+        "parent": node.parent,
+        "slot": node.slot,
+        "action": text.action,
+        "observation": text.observation,
+        "end": node.end.value if node.end else None,
+        "reward": node.reward,
+        "score": node.score,
+        "advantage": text.advantage,
+        "tool_calls": node.tool_calls,
+        "pieces": list(text.pieces),
+        "token_ids": list(node.token_ids),
+        "logprobs": list(node.logprobs),
+        "versions": list(node.versions),
+        "observation_ids": list(node.observation_ids),
+    }
+
+
+def _node_from_json(item: Mapping[str, Any]) -> Node:
+    return Node(
+        parent=item["parent"],
+        token_ids=tuple(item["token_ids"]),
+        logprobs=tuple(item["logprobs"]),
+        versions=tuple(item["versions"]),
+        observation_ids=tuple(item["observation_ids"]),
+        end=EndReason(item["end"]) if item["end"] else None,
+        reward=item["reward"],
+        score=item["score"],
+        tool_calls=item["tool_calls"],
+        slot=item["slot"],
+    )
