@@ -100,11 +100,6 @@ def _without_unset(section: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def to_yaml(config: RunConfig) -> str:
-    """The resolved configuration as stored in the run folder; `RunConfig` reads it back unchanged."""
-    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
-
-
 def _faults(text: str, config_dir: Path) -> Iterator[str]:
     """What is wrong with one override apart from its value."""
     try:
