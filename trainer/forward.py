@@ -114,9 +114,24 @@ class PackedPolicy(nn.Module):
         ]
         return torch.cat([logprobs for logprobs, _ in scored]), torch.cat([entropy for _, entropy in scored])
 
+    def output_layer(self) -> nn.Module:
+        """The layer that turns hidden states into logits."""
+        layer = self.lm.get_output_embeddings()  # type: ignore[no-untyped-call]
+        assert isinstance(layer, nn.Module)
+        return layer
+
+    def tied_name(self) -> str | None:
+        """Name of the output layer's weight if it is the embedding's, e.g. `"lm_head.weight"`; None otherwise.
+
+        Such a weight is a parameter under the embedding's name only.
+        """
+        output_layer = self.output_layer()
+        if output_layer.weight is not self.lm.get_input_embeddings().weight:
+            return None
+        return next(f"{name}.weight" for name, module in self.lm.named_modules() if module is output_layer)
+
     def _score(self, hidden_CH: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
-        output_layer: nn.Module = self.lm.get_output_embeddings()  # type: ignore[no-untyped-call]
-        logits_CV = output_layer(hidden_CH).float() / self.temperature
+        logits_CV = self.output_layer()(hidden_CH).float() / self.temperature
         normaliser_C = logits_CV.logsumexp(-1)
         logprobs_C = logits_CV.gather(-1, targets_C[:, None])[:, 0] - normaliser_C
         mean_logit_C = ((logits_CV - normaliser_C[:, None]).exp() * logits_CV).sum(-1)
