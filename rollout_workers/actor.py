@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+
 from envs.registry import make_env
 from envs.settings import EnvSettings
-
 from envs.types import Task
 from rollout_workers.branch import BranchRunner
 from rollout_workers.engine import EngineSettings, GenerationEngine
@@ -82,8 +82,12 @@ class RolloutActor:
         self._finished: asyncio.Queue[BranchResult] = asyncio.Queue()
 
     async def start(self) -> int:
-        """Loads the model and the environment (10-70 s); returns the process id."""
+        """Loads the model and the environment (10-70 s); returns the process id.
+
+        One sampled token warms the engine up, since its first request compiles kernels.
+        """
         self._engine = GenerationEngine(self._settings.engine)
+        await self.probe([[0]], tokens=1, seed=0, temperature=1.0)
         self._codec = TokenizerCodec(self._engine.tokenizer)
         policy = TimedPolicy(self._engine, self._settings.turn_timeout_s)
         self._runner = BranchRunner(make_env(self._settings.env), policy, self._codec, self._settings.env_timeout_s)
@@ -116,11 +120,19 @@ class RolloutActor:
                 results.append(self._finished.get_nowait())
             await scheduler.push.remote(results)
 
-    async def probe(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> list[Completion]:
-        """Samples `tokens` tokens after each prompt at temperature 1, for the check against the learner."""
-        sampling = Sampling(max_turn_tokens=tokens)
+    async def probe(
+        self, prompts: Sequence[Sequence[int]], tokens: int, seed: int, temperature: float
+    ) -> list[Completion]:
+        """Samples at most `tokens` tokens after each prompt, for the check against the learner."""
+        sampling = Sampling(temperature=temperature)
         requests = [
-            self._engine.generate(prompt, sampling=sampling, seed=seed + index, stop=(), max_tokens=tokens)
+            self._engine.generate(
+                prompt,
+                sampling=sampling,
+                seed=seed + index,
+                stop=(),
+                max_tokens=min(tokens, self._settings.engine.max_context_tokens - len(prompt)),
+            )
             for index, prompt in enumerate(prompts)
         ]
         return list(await asyncio.gather(*requests))

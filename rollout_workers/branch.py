@@ -56,6 +56,7 @@ class BranchRunner:
         """Continues from `item.parent` until the trajectory ends; the last node of the result is a leaf."""
         ledger = Ledger(branches=1)
         prompt_ids = item.context_ids or tuple(self._codec.prompt(item.task))
+        assert item.context_ids or len(prompt_ids) <= item.sampling.max_prompt_tokens, "the driver checks prompts"
         context = list(prompt_ids)
         state = pickle.loads(item.state) if item.state else self._env.reset(item.task)  # noqa: S301 (our own actors')
         nodes: list[NewNode] = []

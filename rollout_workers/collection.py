@@ -26,7 +26,7 @@ class CollectionSpec:
     sampling: Sampling
     seed: int
     steal_after: float = 2.0
-    """A queue is stolen from when it is longer than this many times the mean queue."""
+    """A queue is stolen from when it is longer than this many times the mean queue; n actors never steal from n on."""
     lease_timeout_s: float = 300.0
     """A branch not back by then is given to another actor."""
     max_attempts: int = 3
@@ -172,8 +172,10 @@ class Collection:
         return len(lost)
 
     def expire(self, now: float) -> int:
-        """Queues again the branches whose lease ran out; returns how many."""
+        """Queues again, for whoever asks first, the branches whose lease ran out; returns how many."""
         late = [lease for lease in self._leases.values() if lease.deadline <= now]
+        for lease in late:
+            self._states[lease.item.task.id].owner = None
         self._requeue(late)
         return len(late)
 

@@ -64,7 +64,7 @@ class Fleet:
         self._generation += 1
         strategy = PlacementGroupSchedulingStrategy(self._placement_group, placement_group_bundle_index=bundle)
         handle: Any = RemoteRolloutActor.options(
-            num_cpus=1,
+            num_cpus=0 if self._settings.gpus_per_actor else 1,
             num_gpus=self._settings.gpus_per_actor,
             scheduling_strategy=strategy,
             max_concurrency=1000,
@@ -105,7 +105,7 @@ class Fleet:
                 member.work = member.handle.work.remote(self._scheduler)
 
     def collect(
-        self, spec: CollectionSpec, on_progress: Callable[[Progress], None], rejoin: Callable[[], None]
+        self, spec: CollectionSpec, on_progress: Callable[[Progress], None], rejoin: Callable[[], object]
     ) -> Harvest:
         """Grows one forest. Waits for the scheduler, which waits for the actors, each checked every `poll_s` seconds.
 
@@ -138,7 +138,7 @@ class Fleet:
         assert isinstance(harvest, Harvest)
         return harvest
 
-    def _tend(self, rejoin: Callable[[], None]) -> None:
+    def _tend(self, rejoin: Callable[[], object]) -> None:
         for index, member in enumerate(self._members):
             reference = member.work if member.work is not None else member.started
             if ray.wait([reference], timeout=0)[0] and not _succeeded(reference):

@@ -51,6 +51,7 @@ class TreeScheduler:
         """Starts a collection; the one before must have been taken."""
         assert self._collection is None, "the collection before this one was not taken"
         self._collection = Collection(spec)
+        self._last_push = time.monotonic()
         await self._wake()
 
     async def pull(self, actor: str, capacity: int, wait_s: float) -> list[WorkItem]:

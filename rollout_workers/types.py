@@ -97,6 +97,8 @@ class Sampling:
     """Longest agent step, in tokens."""
     max_context_tokens: int = 1024
     """Prompt plus all steps of a path, in tokens."""
+    max_prompt_tokens: int = 512
+    """Longest prompt; a longer one is an error, never cut."""
     max_observation_tokens: int = 256
     """Observations are cut to this many tokens, with a visible mark."""
     max_turns: int = 4
@@ -158,7 +160,7 @@ class Ledger:
     leaves: int = 0
     trees: int = 0
     env_seconds: float = 0.0
-    engine_seconds: float = 0.0
+    """Summed over branches, which wait side by side; may exceed the wall time."""
 
     def add(self, other: "Ledger") -> None:
         """Adds every count of `other` to this ledger."""

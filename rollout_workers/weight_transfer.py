@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -34,16 +34,17 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
-BACKEND = "espalier_gloo"
+from rollout_workers.weight_names import GLOO
+
 BUCKET_BYTES = 64 << 20
 """Parameters are sent in flat buffers of at most this many bytes (a larger parameter gets a buffer of its own)."""
 
 
 def register() -> None:
     """Registers both halves of the backend in this process; a second call changes nothing."""
-    if BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(BACKEND, GlooWeightTransferEngine)
-        WeightTransferTrainerFactory.register_engine(BACKEND, GlooTrainerWeightTransferEngine)
+    if GLOO not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(GLOO, GlooWeightTransferEngine)
+        WeightTransferTrainerFactory.register_engine(GLOO, GlooTrainerWeightTransferEngine)
 
 
 @dataclass
@@ -70,7 +71,7 @@ class GlooUpdateInfo(WeightTransferUpdateInfo):
 class GlooTrainerInitInfo(TrainerInitInfo):
     """The learner's side of the meeting; rank 0 is the sender."""
 
-    backend: ClassVar[str] = BACKEND
+    backend: ClassVar[str] = GLOO
 
     master_address: str
     master_port: int
@@ -152,7 +153,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
             ParamMeta(name, getattr(torch, dtype), tuple(shape))
             for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True)
         ]
-        self.model.load_weights(self._received(self._group, metadata))
+        cast("Any", self.model).load_weights(self._received(self._group, metadata))
 
     def _received(self, group: dist.ProcessGroup, metadata: Sequence[ParamMeta]) -> Iterator[tuple[str, torch.Tensor]]:
         for bucket in _layout(metadata):
@@ -328,7 +329,7 @@ def connect(
     """
     register()
     info: TrainerInitInfo
-    if backend == BACKEND:
+    if backend == GLOO:
         info = GlooTrainerInitInfo(
             master_address=address,
             master_port=port,

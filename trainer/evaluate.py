@@ -1,0 +1,126 @@
+"""The command `python -m trainer.evaluate`: greedy success and pass@k of an exported policy, without a learner.
+
+It serves the policy with the run's own rollout actors and scheduler: the numbers mean what `eval/*` means in training.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rollout_workers.types import Forest
+from trainer.config import RunConfig
+from trainer.config.sentences import ConfigError
+from trainer.metrics import eval_metrics
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Unbiased estimate of the chance that one of k samples is right (Chen et al. 2021, arXiv 2107.03374, Eq. 1).
+
+    1 − C(samples − right, k) / C(samples, k); e.g. 4 samples, 1 right, k = 2 gives 0.5.
+    """
+    assert 1 <= k <= samples, f"k={k} must be from 1 to the number of samples {samples}"
+    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def pass_metrics(forest: Forest, samples: int) -> dict[str, float]:
+    """`pass@1`, `pass@2`, `pass@4` … up to `samples`, averaged over the tasks whose samples all got a score."""
+    right = [
+        sum(score == 1.0 for score in scores)
+        for group in forest
+        if len(scores := [n.score for tree in group.trees for n in tree.nodes if n.score is not None]) == samples
+    ]
+    ks = sorted({min(2**power, samples) for power in range(samples.bit_length() + 1)})
+    return {f"pass@{k}": sum(pass_at_k(samples, r, k) for r in right) / max(len(right), 1) for k in ks}
+
+
+def evaluate(config: RunConfig, samples: int) -> dict[str, float]:
+    """Greedy success on the held-out tasks of `config`, and pass@k from `samples` samples at temperature 1 if > 0.
+
+    Needs a connected Ray. Raises RuntimeError when the actors can't be started in time.
+    """
+    from envs.tasks import load_tasks
+    from rollout_workers.fleet import Fleet
+    from trainer import placement
+    from trainer.session import chain_rules, collection_spec, fleet_settings
+
+    tasks = load_tasks(config.env.eval_tasks)[: config.evaluation.tasks]
+    group = placement.reserve(config, learner=False)
+    fleet = Fleet(fleet_settings(config), group, first_bundle=0)
+    try:
+        fleet.wait_ready()
+        fleet.begin_work()
+
+        def collect(phase: str, chains: int, temperature: float) -> Forest:
+            spec = collection_spec(config, phase, tasks, chain_rules(chains), temperature)
+            return fleet.collect(spec, on_progress=lambda progress: None, rejoin=lambda: None).forest
+
+        result = {name.removeprefix("eval/"): value for name, value in eval_metrics(collect("greedy", 1, 0.0)).items()}
+        if samples:
+            result |= pass_metrics(collect("samples", samples, 1.0), samples)
+        return result
+    finally:
+        fleet.shutdown()
+        placement.release(group)
+
+
+def load_config(run: Path, overrides: Sequence[str]) -> RunConfig:
+    """The stored settings of a run with its exported policy as the model, and `overrides` on top.
+
+    Raises ConfigError for a folder that is no finished run and for wrong overrides.
+    """
+    from omegaconf import DictConfig, OmegaConf
+
+    from trainer.compose import validate
+
+    stored, export = run / "config.yaml", run / "export"
+    if not stored.is_file() or not (export / "config.json").is_file():
+        raise ConfigError([f"{run} is not the folder of a finished run: it needs config.yaml and export/."])
+    policy = OmegaConf.create({"model": {"path": str(export)}})
+    merged = OmegaConf.merge(OmegaConf.load(stored), policy, OmegaConf.from_dotlist(list(overrides)))
+    assert isinstance(merged, DictConfig), "both parts are mappings"
+    return validate(merged)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; prints one JSON object; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.evaluate", description=__doc__)
+    parser.add_argument("run", type=Path, help="run folder with config.yaml and export/")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="settings to change, e.g. evaluation.tasks=50"
+    )
+    parser.add_argument("--samples", type=int, default=0, help="samples per task for pass@k (0: greedy only)")
+    parser.add_argument("--json", type=Path, help="also write the result to this file")
+    options = parser.parse_args(arguments)
+    if options.samples < 0:
+        parser.error("--samples must be 0 or more")
+    try:
+        config = load_config(options.run, options.overrides)
+        result: dict[str, Any] = _on_cluster(config, options.samples)
+    except ConfigError as error:
+        print(*error.sentences, sep="\n", file=sys.stderr)
+        return 2
+    text = json.dumps(result, indent=2)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+def _on_cluster(config: RunConfig, samples: int) -> dict[str, float]:
+    import ray
+
+    from trainer.cluster import connect
+
+    connect(config)
+    try:
+        return evaluate(config, samples)
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

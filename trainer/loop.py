@@ -1,0 +1,140 @@
+"""The training loop, as a table of contents: collect → credit → pack → learn → push → log.
+
+Synchronous: version v of the weights collects the forest of step v + 1, the learner makes version v + 1 from it, and
+every engine has that version before the next branch starts. The driver runs this; it waits for the scheduler (collect),
+for the learner ranks (learn) and for both sides (push), each with a time limit of its own.
+"""
+
+import time
+
+from rollout_workers.types import Forest
+from trainer import checkpoint
+from trainer.advantages import PerTree, advantages, reward_stats
+from trainer.config import RunConfig
+from trainer.metrics import collection_metrics, eval_metrics
+from trainer.packing import pack_forest
+from trainer.push import probe_contexts
+from trainer.report import write_report
+from trainer.run_folder import library_versions
+from trainer.session import Session, chain_rules, tree_rules
+from trainer.task_order import tasks_of_step
+from trainer.totals import Totals
+
+
+def run(config: RunConfig) -> int:
+    """One training run, from start or checkpoint to report; returns the exit code."""
+    started = time.perf_counter()
+    with Session(config) as session:
+        loop = Loop(session)
+        loop.train()
+        loop.finish(time.perf_counter() - started)
+    return 0
+
+
+class Loop:
+    """The state between steps is `totals` and what the learner holds; a checkpoint has both."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.config = session.config
+        self.totals = Totals()
+
+    def train(self) -> None:
+        """All steps, with evaluation before and after, and checkpoints between."""
+        self.restore()
+        session, totals = self.session, self.totals
+        session.progress.start(self.config.steps, done=totals.step, title=self.config.name)
+        session.pusher.use_probes([session.codec.prompt(task) for task in session.eval_tasks])
+        self.push({})
+        if totals.before is None:
+            totals.before = self.evaluate({})
+        while totals.step < self.config.steps:
+            self.step(totals.step + 1)
+        if totals.after is None or totals.after["eval/step"] != totals.step:
+            totals.after = self.evaluate({})
+
+    def step(self, step: int) -> None:
+        """One optimizer phase."""
+        config, session = self.config, self.session
+        metrics: dict[str, float] = {}
+        tasks = tasks_of_step(session.train_tasks, step, config.tasks_per_step, config.seed)
+        with session.timed("collect", metrics):
+            harvest = session.collect(
+                f"train-{step}", tasks, tree_rules(config), config.rollout.temperature, self.totals.version
+            )
+        forest = harvest.forest
+        metrics |= collection_metrics(forest, harvest.ledger, metrics["time/collect_s"]) | reward_stats(forest)
+        with session.timed("learn", metrics):
+            credit = [advantages(group, config.advantage.kind, config.advantage.singleton) for group in forest]
+            packed = pack_forest(forest, credit, config.loss, config.learner)
+            metrics |= packed.stats | session.learner.train(packed)
+        self.totals.advance(harvest.ledger)
+        session.pusher.use_probes(probe_contexts(forest, config.push.probe_prompts))
+        self.push(metrics)
+        if config.evaluation.every and step % config.evaluation.every == 0:
+            self.totals.after = self.evaluate(metrics)
+        self.log(forest, credit, metrics)
+        if config.checkpoint.every and step % config.checkpoint.every == 0:
+            self.save()
+
+    def push(self, metrics: dict[str, float]) -> None:
+        """Every engine gets the learner's weights; the run stops if they do not agree afterwards."""
+        with self.session.timed("push", metrics):
+            metrics |= self.session.pusher.push(self.totals.version)
+        self.session.fleet.begin_work()
+        self.totals.see_parity(metrics)
+
+    def evaluate(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Greedy chains on the held-out tasks; adds `eval/*` to `metrics` and returns them."""
+        session, step = self.session, self.totals.step
+        with session.timed("eval", metrics):
+            harvest = session.collect(f"eval-{step}", session.eval_tasks, chain_rules(), 0.0, self.totals.version)
+        result = {**eval_metrics(harvest.forest), "eval/step": float(step)}
+        metrics |= result
+        limit = self.config.evaluation.sample_trees
+        session.tracker.log_trees(
+            step, session.folder.write_forest("eval", step, harvest.forest, session.decode, limit=limit)
+        )
+        session.progress.note(f"held-out success {result['eval/success']:.3f} on {result['eval/n']:.0f} tasks")
+        return result
+
+    def log(self, forest: Forest, credit: list[PerTree], metrics: dict[str, float]) -> None:
+        """metrics.jsonl, W&B, the display, and some of the trees."""
+        session, step, log = self.session, self.totals.step, self.config.logger
+        self.totals.spend(metrics)
+        self.totals.restarts = session.fleet.restarts
+        metrics["rollout/actors_replaced"] = float(session.fleet.restarts)
+        session.folder.append_metrics(step, metrics)
+        session.tracker.log(step, metrics)
+        session.progress.step(step, metrics)
+        if log.sample_trees and step % log.forest_every == 0:
+            kept = session.folder.write_forest("step", step, forest, session.decode, credit, limit=log.sample_trees)
+            session.tracker.log_trees(step, kept)
+
+    def restore(self) -> None:
+        """Continues from the checkpoint that `resume` names; no request is served before its weights are pushed."""
+        found = checkpoint.find(self.config.resume, self.session.folder.checkpoints)
+        if found is None:
+            return
+        self.session.learner.load(found)
+        self.totals = Totals.from_json(checkpoint.driver_state(found))
+        self.session.progress.note(f"resumed from {found} after step {self.totals.step}")
+
+    def save(self) -> None:
+        """A checkpoint of this step; older ones beyond `checkpoint.keep` go."""
+        path = checkpoint.folder(self.session.folder.checkpoints, self.totals.step)
+        self.session.learner.save(path)
+        checkpoint.finish(path, self.totals.to_json())
+        checkpoint.prune(self.session.folder.checkpoints, self.config.checkpoint.keep)
+
+    def finish(self, seconds: float) -> None:
+        """Last checkpoint, Hugging Face export, summary and report."""
+        session, folder = self.session, self.session.folder
+        self.save()
+        session.learner.export(folder.export)
+        self.totals.seconds["total"] = seconds
+        summary = self.totals.summary(seed=self.config.seed, versions=library_versions(), model=self.config.model.path)
+        folder.write_summary(summary)
+        session.tracker.summary(summary)
+        report = write_report(folder.path)
+        session.progress.note(f"{self.totals.last_words()}; report {report}; policy {folder.export}")
