@@ -208,7 +208,7 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
         return engine
 
     def send_weights(self) -> None:
-        """Sends every parameter of the source once. All ranks iterate it, since reading may be a collective."""
+        """Sends every parameter of the source once. All ranks walk it, since reading may be a collective."""
         assert self.source is not None
         metadata = self.source.metadata()
         if not self.is_sender:
@@ -234,12 +234,14 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
         assert self._group is not None
         stream = iter(source)
         for bucket in _layout(metadata):
-            pieces = []
-            for index in bucket:
+            sizes = [int(torch.Size(metadata[i].shape).numel()) for i in bucket]
+            flat = torch.empty(sum(sizes), dtype=metadata[bucket.start].dtype)
+            for index, place in zip(bucket, torch.split(flat, sizes), strict=True):
                 name, tensor = next(stream)
                 assert name == metadata[index].name, f"source yields {name}, metadata says {metadata[index].name}"
-                pieces.append(tensor.detach().to("cpu", metadata[index].dtype).reshape(-1))
-            _broadcast(self._group, torch.cat(pieces))
+                place.copy_(tensor.reshape(-1))
+            _broadcast(self._group, flat)
+        assert next(stream, None) is None, "the source yields more than its metadata says"
 
     def shutdown(self) -> None:
         """Leaves the group."""
@@ -265,7 +267,8 @@ class CallbackSource(WeightSource):
         return [ParamMeta(name, getattr(torch, dtype), tuple(shape)) for name, dtype, shape in self._parameter_info()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._parameters()
+        """One pass, of copies: packed senders hold several tensors while the source frees what it gathered."""
+        return ((name, tensor.clone()) for name, tensor in self._parameters())
 
 
 class ActorsClient:

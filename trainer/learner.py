@@ -5,9 +5,11 @@ each other inside DeepSpeed's collectives. A rank that fails or dies leaves the 
 first error kills all ranks and is raised in the driver. Every wait has a time limit.
 """
 
+import math
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +27,27 @@ if TYPE_CHECKING:
 Sequences = Sequence[tuple[Sequence[int], int]]
 """(ids, how many of the last ids to score) per sequence."""
 
+_HEAVY_IMPORT_S = 120.0
+"""Allowance for the first import of vllm in a learner rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushLink:
+    """How weights travel to the rollout engines."""
+
+    backend: str
+    """vLLM's name of the weight-transfer backend, `"espalier_gloo"` or `"nccl"`."""
+    timeout_s: float
+    """Longest wait for the engines in one part of a push."""
+
 
 class LearnerRank:
     """One rank. Heavy libraries load in `start`, under the environment the actor was given."""
 
     _engine: "LearnerEngine"
     _phase: "Phase"
+    _sender: Any = None
+    """Trainer side of vLLM's weight transfer."""
 
     def meeting_point(self) -> tuple[str, int]:
         """Address of this node and a free port on it, where rank 0 will listen."""
@@ -61,6 +78,32 @@ class LearnerRank:
     def logprobs(self, sequences: Sequences) -> list[list[float]]:
         """Log-probabilities of the last ids of each sequence."""
         return self._engine.logprobs(sequences)
+
+    def connect_push(
+        self, link: PushLink, index: int, address: str, port: int, actors: Sequence[Any], workers_per_actor: int
+    ) -> None:
+        """Joins the engines of `actors` for weight pushes, leaving the group joined before."""
+        from rollout_workers import weight_transfer
+
+        if self._sender is not None:
+            self._sender.shutdown()
+        client = weight_transfer.ActorsClient(actors, workers_per_actor, link.timeout_s)
+        source = weight_transfer.CallbackSource(self._engine.parameter_info, self._engine.full_parameters)
+        self._sender = weight_transfer.connect(
+            backend=link.backend,
+            rank=index,
+            address=address,
+            port=port,
+            timeout_s=link.timeout_s,
+            client=client,
+            source=source,
+        )
+
+    def push(self) -> int:
+        """Sends the current weights; returns their size in bytes."""
+        assert self._sender is not None, "connect_push comes first"
+        self._sender.send_weights()
+        return sum(meta.dtype.itemsize * math.prod(meta.shape) for meta in self._sender.source.metadata())
 
     def save(self, path: Path) -> None:
         """Saves this rank's share."""
@@ -116,6 +159,25 @@ class LearnerGroup:
         """
         found: list[list[float]] = self._everywhere("logprobs", "log-probabilities", sequences)[0]
         return found
+
+    def connect_push(self, link: PushLink, actors: Sequence[Any], workers_per_actor: int) -> None:
+        """Joins rank 0 and the engines of `actors` into one transfer group; all ranks must take part in a push."""
+        limit = link.timeout_s + _HEAVY_IMPORT_S
+        address, port = self._wait([self._ranks[0].meeting_point.remote()], "a port for the weight push", limit)[0]
+        self._wait(
+            [
+                rank.connect_push.remote(link, index, address, port, actors, workers_per_actor)
+                for index, rank in enumerate(self._ranks)
+            ],
+            "the rollout engines to join the weight push",
+            limit,
+        )
+        self._push_limit_s = 4 * link.timeout_s  # start, update, finish, and the sending itself
+
+    def push(self) -> int:
+        """Sends the weights to the engines joined by `connect_push`; returns their size in bytes."""
+        calls = [rank.push.remote() for rank in self._ranks]
+        return int(self._wait(calls, "the weight push", self._push_limit_s)[0])
 
     def save(self, path: Path) -> None:
         """Saves weights and optimizer state of all ranks into the folder `path`, reachable from every rank's node."""

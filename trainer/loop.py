@@ -67,7 +67,7 @@ class Loop:
         with session.timed("learn", metrics):
             credit = [advantages(group, config.advantage.kind, config.advantage.singleton) for group in forest]
             packed = pack_forest(forest, credit, config.loss, config.learner)
-            metrics |= packed.stats | session.learner.train(packed)
+            metrics |= packed.stats | session.learner.train(packed.mini_batches)
         self.totals.advance(harvest.ledger)
         session.pusher.use_probes(probe_contexts(forest, config.push.probe_prompts))
         self.push(metrics)

@@ -15,7 +15,7 @@ from rollout_workers.seeds import derive_seed
 from rollout_workers.types import Completion, Forest
 from rollout_workers.weight_names import TRANSFER_BACKENDS
 from trainer.config import RunConfig
-from trainer.learner import LearnerGroup
+from trainer.learner import LearnerGroup, PushLink
 
 
 class WeightPusher:
@@ -57,12 +57,8 @@ class WeightPusher:
         if actors == self._connected:
             return
         config = self._config
-        self._learner.connect_push(
-            backend=TRANSFER_BACKENDS[config.push_backend],
-            actors=actors,
-            workers_per_actor=config.rollout.tensor_parallel,
-            timeout_s=config.push.timeout_s,
-        )
+        link = PushLink(backend=TRANSFER_BACKENDS[config.push_backend], timeout_s=config.push.timeout_s)
+        self._learner.connect_push(link, actors, config.rollout.tensor_parallel)
         self._connected = actors
 
     def _all(self, actors: Sequence[Any], method: str, purpose: str, *arguments: Any) -> None:
