@@ -18,7 +18,7 @@ check() {
     fi
 }
 
-check "ruff check" ruff check "${code[@]}" tests scripts
+check "ruff check" ruff check --output-format=concise "${code[@]}" tests scripts
 check "ruff format" ruff format --check "${code[@]}" tests scripts
 check "mypy --strict" mypy "${code[@]/#/--package=}"
 check "import contracts" lint-imports

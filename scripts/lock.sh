@@ -7,6 +7,8 @@
 #   scripts/lock.sh       both
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+kinds="${1:-both}"
+[[ "$kinds" =~ ^(cpu|gpu|both)$ ]] || { echo "lock: '$kinds' is unknown; accepted are cpu, gpu and both." >&2 && exit 2; }
 scripts/setup.sh
 venv="${ESPALIER_VENV:-$PWD/.venv}"
 work="$(mktemp -d)"
@@ -30,9 +32,5 @@ lock_gpu() {
     } >scripts/locks/gpu.txt
 }
 
-case "${1:-both}" in
-    cpu) lock_cpu ;;
-    gpu) lock_gpu ;;
-    both) lock_cpu && lock_gpu ;;
-    *) echo "lock: '$1' is unknown; accepted are cpu, gpu and both." >&2 && exit 2 ;;
-esac
+if [[ "$kinds" != gpu ]]; then lock_cpu; fi
+if [[ "$kinds" != cpu ]]; then lock_gpu; fi

@@ -32,7 +32,7 @@ finish() {
     if [[ "$code" == 0 ]]; then
         stop_local_ray
     elif [[ -n "$ray_group" ]]; then
-        stop_local_ray keep
+        [[ "$code" == 2 ]] && stop_local_ray || stop_local_ray keep # 2: a refused setting; its sentence says it all
     elif [[ "$submitted" == true ]]; then
         ray job stop --no-wait "$job" >/dev/null 2>&1
     fi
@@ -43,6 +43,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 
 python -m envs.prepare --out data/quickstart
+python scripts/check_settings.py experiment=quickstart "name=$name" "$@"
 
 if [[ -z "${RAY_ADDRESS:-}" ]]; then
     start_local_ray

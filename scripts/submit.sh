@@ -12,7 +12,6 @@
 # Secrets (WANDB_API_KEY, HF_TOKEN) belong into the cluster's own environment: a job's settings are shown in the dashboard.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source scripts/environment.sh
 
 options=()
 while [[ $# -gt 0 && "$1" != -- ]]; do
@@ -24,6 +23,7 @@ if [[ "${1:-}" != -- || $# -lt 2 ]]; then
     exit 2
 fi
 shift
+source scripts/environment.sh
 
 # PYTHONPATH=. makes our packages win over packages of the same name in the image; the rest keeps the upload small.
 exec ray job submit "${options[@]}" --working-dir . --runtime-env-json '{
