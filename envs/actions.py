@@ -12,7 +12,6 @@ from typing import Literal, TypeAlias
 ActionKind: TypeAlias = Literal["search", "answer"]
 TAG = re.compile(r"<(/?)(think|search|answer|information|last)(/?)>")
 ACTION = re.compile(r"<(search|answer)>((?:(?!<(?:search|answer)>).)*?)</\1>", re.DOTALL)
-THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +57,8 @@ def parse_action(text: str) -> Action:
 
     `"<think> a </think><search> Ulm </search>"` gives `Action("a", "search", "Ulm", True)`.
     """
-    thought = THOUGHT.search(text)
-    think = thought[1].strip() if thought else ""
+    think, closing, _ = text.partition("<think>")[2].partition("</think>")
+    think = think.strip() if closing else ""
     for match in reversed(list(ACTION.finditer(text))):
         if content := match[2].strip():
             kind: ActionKind = "search" if match[1] == "search" else "answer"

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from envs.questions import FAMILIES, Family
+from envs.families import FAMILIES, Family
 from envs.retriever import LocalRetriever
 from envs.rewards import PaperReward
 from envs.scoring import exact_match

@@ -59,8 +59,12 @@ class HttpRetriever:
             if attempt:
                 await asyncio.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
             try:
-                response = await self._client.post(self.url, json=body)
-            except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError) as error:
+                async with asyncio.timeout(self._timeout_s):  # httpx limits each wait, this the whole attempt
+                    response = await self._client.post(self.url, json=body)
+            except (httpx.TimeoutException, TimeoutError):
+                problem = f"no answer within {self._timeout_s:g} s"
+                continue
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
                 problem = f"{type(error).__name__}: {error}"
                 continue
             if response.status_code != 429 and response.status_code < 500:

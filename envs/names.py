@@ -8,6 +8,6 @@ WORD = re.compile(r"[^\W_]+")
 
 def name_key(text: str) -> str:
     """Words without accents, case and punctuation, e.g. `"Saint-Étienne" -> "saint etienne"`; may be empty."""
-    decomposed = unicodedata.normalize("NFKD", text)
-    plain = "".join(mark for mark in decomposed if not unicodedata.combining(mark))
-    return " ".join(WORD.findall(plain.casefold()))
+    if not text.isascii():
+        text = "".join(mark for mark in unicodedata.normalize("NFKD", text) if not unicodedata.combining(mark))
+    return " ".join(WORD.findall(text.casefold()))

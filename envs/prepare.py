@@ -8,12 +8,13 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from envs.corpus import write_corpus
-from envs.facts import SOURCES, load_facts, source_versions
-from envs.questions import BORN_EARLIER, FAMILIES, QUICKSTART, hops_of, mix
+from envs.facts import SOURCES, Facts, load_facts, source_versions
+from envs.families import BORN_EARLIER, FAMILIES, QUICKSTART, hops_of
+from envs.questions import mix
 from envs.types import Json, Task
 
 FORMAT = 1
@@ -32,10 +33,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def prepare(out: Path, families: Sequence[str], hops: Sequence[int], train: int, heldout: int, seed: int) -> str:
+def prepare(
+    out: Path,
+    families: Sequence[str],
+    hops: Sequence[int],
+    train: int,
+    heldout: int,
+    seed: int,
+    facts_of: Callable[[], Facts] = load_facts,
+) -> str:
     """Writes the files unless they are there; returns one sentence for people. Raises ValueError."""
     for name in families:
         hops_of(name)
+    if train < 1 or heldout < 1:
+        raise ValueError(f"--train {train} --heldout {heldout}: both must be at least 1")
     made_with: dict[str, Json] = {
         "format": FORMAT,
         "families": list(families),
@@ -47,7 +58,7 @@ def prepare(out: Path, families: Sequence[str], hops: Sequence[int], train: int,
     }
     if _is_there(out, made_with):
         return f"{out} is already there, made with the same parameters; nothing to do."
-    facts = load_facts()
+    facts = facts_of()
     splits = {
         split: mix(facts, families=families, split=split, count=count, seed=seed, hops=hops)
         for split, count in (("train", train), ("heldout", heldout))

@@ -12,7 +12,7 @@ from envs.types import Env
 
 
 def make_env(settings: EnvSettings) -> Env[Any]:
-    """The environment that the `env` section describes; a local index is built now (about 4 s for the quickstart).
+    """The environment that the `env` section describes; a local index is built now (about 2 s for the quickstart).
 
     Raises ValueError for a missing or broken corpus file and for a custom reward that cannot be imported.
     """

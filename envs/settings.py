@@ -48,7 +48,7 @@ class RewardSettings(Settings):
     @model_validator(mode="after")
     def _path_goes_with_custom(self) -> "RewardSettings":
         if (self.kind == "custom") != (self.path is not None):
-            raise ValueError("path must be set for kind custom, and only then, e.g. path=my_package.rewards.brevity")
+            raise ValueError("env.reward.path must be set for env.reward.kind=custom, and only then")
         return self
 
 
