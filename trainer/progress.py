@@ -52,7 +52,9 @@ class Progress:
         self._total, self._done = total_steps, done
         self._last_step_at = self._clock()
         if self._live:
-            self._panel = Panel(Console(file=self._stream), title=title, total=total_steps, done=done)
+            self._panel = Panel(
+                Console(file=self._stream, force_terminal=True), title=title, total=total_steps, done=done
+            )
             self._panel.start()
 
     def phase(self, name: str, *, total: int | None = None) -> None:

@@ -26,7 +26,8 @@ class Panel:
 
     def stop(self) -> None:
         """Leaves the last drawing where it is."""
-        self._phase = ("done" if self._done >= self._total else "stopped", 0, None)
+        if self._done >= self._total:
+            self._phase = ("done", 1, 1)
         self._live.stop()
 
     def phase(self, name: str, done: int, total: int | None) -> None:
@@ -45,7 +46,7 @@ class Panel:
         name, done, total = self._phase
         bars = Table.grid(padding=(0, 2))
         bars.add_row("step", ProgressBar(self._total, self._done, width=40), f"{self._done}/{self._total}")
-        count = f"{done:,}/{total:,}" if total else ""
+        count = f"{done:,}/{total:,}" if total and name != "done" else ""
         bars.add_row(name, ProgressBar(total or 1, done, width=40), count)
         # Wide gaps rather than rules, so that a narrow terminal wraps instead of breaking a frame.
         words = "   ".join(self._numbers) or "waiting for the first step"

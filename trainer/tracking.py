@@ -64,7 +64,7 @@ class Tracker:
     @property
     def url(self) -> str | None:
         """Page of the run; None unless online."""
-        return getattr(self._run, "url", None) or None
+        return self._run.url if self._run is not None and self.mode == "online" else None
 
     @property
     def files(self) -> Path | None:

@@ -29,7 +29,20 @@ function show() {
   main.replaceChildren(views[view][1](view === name ? rest : []));
   if (moved) scrollTo(0, 0);
   else if (scroll) document.querySelector(".tasks")?.scrollTo(0, scroll);
-  document.querySelector('.node[aria-selected="true"]')?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  const chosen = document.querySelector(".tasks [aria-current]");
+  if (chosen) reveal(chosen, document.querySelector(".tasks"));
+  const node = document.querySelector('.node[aria-selected="true"]');
+  if (node) reveal(node, document.getElementById("plot"));
+}
+
+// Scrolls `box` alone (never the page) as little as needed to show `item`.
+function reveal(item, box) {
+  const [inner, outer] = [item.getBoundingClientRect(), box.getBoundingClientRect()];
+  const space = 24;
+  if (inner.top < outer.top) box.scrollTop -= outer.top - inner.top + space;
+  else if (inner.bottom > outer.bottom) box.scrollTop += inner.bottom - outer.bottom + space;
+  if (inner.left < outer.left) box.scrollLeft -= outer.left - inner.left + space;
+  else if (inner.right > outer.right) box.scrollLeft += inner.right - outer.right + space;
 }
 
 function decode(text) {

@@ -13,7 +13,7 @@ function chart(spec) {
   if (!self.series.length) return null;
   plot.addEventListener("pointermove", (event) => point(nearest(self, event)));
   plot.addEventListener("pointerleave", () => point(null));
-  new ResizeObserver(() => draw(self)).observe(card);
+  new ResizeObserver(() => requestAnimationFrame(() => draw(self))).observe(card);
   charts.push(self);
   return card;
 }
@@ -53,10 +53,10 @@ function legendOf(self) {
 function draw(self) {
   const { spec, plot, series } = self;
   const width = Math.max(plot.clientWidth, 200);
-  const height = spec.wide ? 220 : 150;
+  const height = 170;
   const box = { left: 46, right: width - 10, top: 8, bottom: height - 20 };
   const [low, high] = range(self);
-  const ticks = niceTicks(low, high, spec.wide ? 5 : 4);
+  const ticks = niceTicks(low, high, 4);
   const first = page.steps[0];
   const span = page.steps.at(-1) - first || 1;
   const inset = spec.stack ? (box.right - box.left) / (2 * page.steps.length) : 0;

@@ -42,7 +42,7 @@ function nodeBody(node) {
   const names = { think: "Thought", text: "Outside of tags", search: "Action: search", answer: "Action: answer" };
   const body = el("div");
   const fillBody = () => {
-    const toggle = el("button", { class: "button", "aria-pressed": tokenView, title: "Show each token, coloured by its log-probability", onclick: () => { tokenView = !tokenView; fillBody(); } }, "Tokens");
+    const toggle = el("button", { class: "button", "aria-pressed": String(tokenView), title: "Show each token, coloured by its log-probability", onclick: () => { tokenView = !tokenView; fillBody(); } }, "Tokens");
     const read = splitTags(node.action).map(([tag, text]) => el("div", { class: "block" }, el("h3", null, names[tag] ?? `Action: ${tag}`), el("p", { class: `text ${["think", "text"].includes(tag) ? "" : "action"}` }, text.trim() || "(empty)")));
     const said = tokenView ? tokensBlock(node) : read.length ? read : el("p", { class: "muted" }, "(nothing sampled)");
     const saw = node.observation && el("div", { class: "block" }, el("h3", null, "Observation"), el("p", { class: "text observation" }, node.observation.trim()));
@@ -68,13 +68,15 @@ function promptBody(task, node) {
     node.observation && el("details", null, el("summary", { class: "muted" }, "Prompt as the model saw it"), el("p", { class: "text observation" }, node.observation)));
 }
 
+const inner = (text) => text.match(/^<([A-Za-z_][\w-]*)>([\s\S]*)<\/\1>$/)?.[2].trim() ?? text;
+
 function pathList(forest, task, tree, path) {
   const items = path.map((node) => {
     const [tag, text] = actionOf(node.action);
     const said = node.index ? `${tag ? `${tag}: ` : ""}${text || "(empty)"}` : question(forest, task);
     return el("li", null, el("button", { "aria-current": node === explorer.node, onclick: () => select(tree, node) },
       el("span", { class: "n", style: isNumber(node.meanReward) ? `background:color-mix(in oklab, ${rewardColor(node.meanReward)} 62%, var(--surface))` : null }, node.end ? nodeMark(node) : node.depth),
-      el("span", null, el("span", { class: "text" }, said), node.index && node.observation ? el("span", { class: "text saw" }, node.observation.trim()) : null)));
+      el("span", null, el("span", { class: "text" }, said), node.index && node.observation ? el("span", { class: "text saw" }, inner(node.observation.trim())) : null)));
   });
   return el("div", null, el("h3", null, "Path from the prompt"), el("ol", { class: "steps" }, items));
 }

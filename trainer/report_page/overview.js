@@ -135,7 +135,7 @@ function chartSections() {
   for (const [, , specs] of known) for (const spec of specs) for (const s of spec.series) used.add(s.name);
   const rest = Object.keys(page.series).filter((name) => !used.has(name) && !/^eval\/.+_(success|n)$/.test(name)).sort();
   known.push(["Other", "Further metrics of this run.", rest.map((name, i) => one(name, name, `c${(i % 6) + 1}`))]);
-  const toggle = el("button", { class: "button", "aria-pressed": pointer.smooth, onclick: () => { pointer.smooth = !pointer.smooth; toggle.setAttribute("aria-pressed", pointer.smooth); charts.forEach(draw); } }, "Smooth");
+  const toggle = el("button", { class: "button", "aria-pressed": String(pointer.smooth), onclick: () => { pointer.smooth = !pointer.smooth; toggle.setAttribute("aria-pressed", pointer.smooth); charts.forEach(draw); } }, "Smooth");
   return known.flatMap(([title, note, specs], i) => {
     const cards = specs.map(chart).filter(Boolean);
     if (!cards.length) return [];

@@ -48,7 +48,8 @@ function layout(tree, size) {
   const stack = [0];
   while (stack.length) {
     const node = tree.nodes[stack.pop()];
-    node.x = node.depth * size.column;
+    node.width = node.index ? size.width : size.root;
+    node.x = node.index ? size.root + size.column - size.width + (node.depth - 1) * size.column : 0;
     if (!node.children.length) node.y = row++ * size.row;
     stack.push(...node.children.toReversed());
   }
@@ -61,7 +62,7 @@ function layout(tree, size) {
 function drawTrees(plot, key) {
   const { task } = explorer;
   const compact = task.leaves.length > 60;
-  const size = compact ? { row: 20, column: 150, height: 16, width: 122, letters: 20 } : { row: 36, column: 204, height: 28, width: 168, letters: 23 };
+  const size = compact ? { row: 20, column: 150, height: 16, width: 122, root: 56, letters: 24 } : { row: 36, column: 204, height: 28, width: 168, root: 68, letters: 24 };
   const scale = scaleOf(task);
   let top = 0;
   const groups = task.trees.map((tree) => {
@@ -71,12 +72,12 @@ function drawTrees(plot, key) {
     return group;
   });
   const depth = Math.max(...task.trees.flatMap((tree) => tree.nodes.map((node) => node.depth)));
-  const width = depth * size.column + size.width + 4;
+  const width = size.root + depth * size.column + 4;
   plot.classList.toggle("compact", compact);
   plot.replaceChildren(svg("svg", { width, height: top, viewBox: `0 0 ${width} ${top}`, role: "tree", "aria-label": "Search trees; arrow keys move along them" }, groups));
   key.replaceChildren(
     el("span", null, scale.name, ": ", format.number(scale.low), el("i", { class: "ramp" }), format.number(scale.high)),
-    el("span", null, "✓ right   ◐ partly   ✗ wrong   ! failed"),
+    ...["✓ right", "◐ partly", "✗ wrong", "! failed"].map((text) => el("span", null, text)),
     el("span", null, "dashed: a branch grown from an earlier node, with its number"),
     el("span", null, "arrow keys move"));
   markSelection(plot);
@@ -85,7 +86,7 @@ function drawTrees(plot, key) {
 function edges(tree, size) {
   return tree.nodes.slice(1).flatMap((node) => {
     const parent = tree.nodes[node.parent];
-    const [x1, y1, x2, y2] = [parent.x + size.width, parent.y + size.height / 2, node.x, node.y + size.height / 2];
+    const [x1, y1, x2, y2] = [parent.x + parent.width, parent.y + size.height / 2, node.x, node.y + size.height / 2];
     const bend = (x2 - x1) / 2;
     const first = node.slot > 0 && node.slot !== parent.slot;
     const color = node.slot ? `stroke:var(--c${((node.slot - 1) % 6) + 1})` : null;
@@ -104,9 +105,10 @@ function drawNode(tree, node, size, scale) {
   const middle = size.height / 2 + 4;
   return svg("g", { class: "node", id: `node-${tree.index}-${node.index}`, transform: `translate(${node.x} ${node.y})`, tabindex: -1, role: "treeitem", "aria-label": told, onclick: () => select(tree, node), onkeydown: (event) => walk(event, tree, node) },
     svg("title", null, told),
-    svg("rect", { width: size.width, height: size.height, rx: node.end ? 4 : size.height / 2, style: `fill:color-mix(in oklab, ${color} 62%, var(--surface))` }),
+    svg("rect", { width: node.width, height: size.height, rx: node.end ? 4 : size.height / 2, style: `fill:color-mix(in oklab, ${color} 62%, var(--surface))` }),
     svg("text", { class: "mark", x: 9, y: middle }, mark),
-    svg("text", { x: mark ? 25 : 12, y: middle }, shown));
+    // A nested svg cuts off what does not fit.
+    svg("svg", { width: node.width - 6, height: size.height }, svg("text", { x: mark ? 25 : 12, y: middle }, shown)));
 }
 
 function walk(event, tree, node) {

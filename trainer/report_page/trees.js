@@ -107,7 +107,7 @@ function taskButton(task) {
   const best = isNumber(task.high) ? `best ${format.number(task.high)}` : "no reward";
   return el("button", { "aria-current": task === explorer.task, title: task.id, onclick: () => go(linkTo(explorer.forest, task)) },
     question(explorer.forest, task),
-    el("span", { class: "row" }, el("span", { class: "marks", "aria-hidden": true }, marks), `${task.right}/${task.leaves.length} right`, best, task.meta.hops && `${task.meta.hops} hops`));
+    el("span", { class: "row" }, el("span", { class: "marks", "aria-hidden": true }, marks), [`${task.right}/${task.leaves.length} right`, best, task.meta.hops && `${task.meta.hops} ${task.meta.hops === 1 ? "hop" : "hops"}`].filter(Boolean).map((text) => el("span", null, text))));
 }
 
 function leftOut() {
@@ -125,7 +125,7 @@ function canvas() {
   if (!has[explorer.color]) explorer.color = "reward";
   const plot = el("div", { class: "plot", id: "plot" });
   const key = el("div", { class: "key" });
-  const buttons = Object.keys(colors).map((name) => el("button", { class: "button", "aria-pressed": name === explorer.color, disabled: !has[name], onclick: () => { explorer.color = name; buttons.forEach((b, i) => b.setAttribute("aria-pressed", Object.keys(colors)[i] === name)); drawTrees(plot, key); } }, colors[name]));
+  const buttons = Object.keys(colors).map((name) => el("button", { class: "button", "aria-pressed": String(name === explorer.color), disabled: !has[name], onclick: () => { explorer.color = name; buttons.forEach((b, i) => b.setAttribute("aria-pressed", Object.keys(colors)[i] === name)); drawTrees(plot, key); } }, colors[name]));
   drawTrees(plot, key);
   const facts = [`${task.trees.length} ${task.trees.length === 1 ? "tree" : "trees"}`, `${task.leaves.length} paths`, `${task.right} right`, `accepted: ${task.truth.join(" or ")}`];
   return el("section", { class: "card canvas", "aria-label": "Trees of the task" },
@@ -141,6 +141,6 @@ function select(tree, node, { focus = false } = {}) {
   markSelection();
   document.getElementById("panel").replaceChildren(...nodePanel(explorer));
   const drawn = document.getElementById(`node-${tree.index}-${node.index}`);
-  if (focus) drawn?.focus();
-  drawn?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  if (focus) drawn?.focus({ preventScroll: true });
+  if (drawn) reveal(drawn, document.getElementById("plot"));
 }
