@@ -5,6 +5,7 @@ fault found on the way is printed to standard error and gives exit code 2; until
 """
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -40,10 +41,6 @@ examples:
 Every key with its accepted values, default and meaning: docs/configuration.md"""
 
 
-class Terminated(BaseException):
-    """SIGTERM arrived; raised in the main thread so that `finally` blocks run. Not an Exception: nothing may eat it."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code."""
     options = _parser().parse_args(arguments)
@@ -58,12 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(*error.sentences, sep="\n", file=sys.stderr)
         return REFUSED
-    except KeyboardInterrupt:
-        print("Interrupted; the run's actors are stopped.", file=sys.stderr)
+    except KeyboardInterrupt:  # before the cluster was joined
+        print("Interrupted.", file=sys.stderr)
         return INTERRUPTED
-    except Terminated:
-        print("Terminated; the run's actors are stopped.", file=sys.stderr)
-        return TERMINATED
 
 
 def _print_settings(overrides: Sequence[str], config_dir: Path) -> int:
@@ -79,8 +73,14 @@ def _on_cluster(config: RunConfig, findings: Findings) -> int:
     import ray
 
     _connect(config)
+    stops: list[int] = []
+
+    def on_sigterm(number: int, _frame: FrameType | None) -> NoReturn:
+        stops.append(number)
+        raise KeyboardInterrupt  # Ray's waits let no other exception through
+
     try:
-        signal.signal(signal.SIGTERM, _terminate)  # after ray.init, which sets its own
+        signal.signal(signal.SIGTERM, on_sigterm)  # after ray.init, which sets its own
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         faults = check_cluster(config, resources, [node["Resources"] for node in nodes if node["Alive"]])
@@ -92,6 +92,9 @@ def _on_cluster(config: RunConfig, findings: Findings) -> int:
         from trainer.loop import run
 
         return run(config)
+    except KeyboardInterrupt:
+        print("Stopped by SIGTERM." if stops else "Interrupted.", file=sys.stderr)
+        return TERMINATED if stops else INTERRUPTED
     finally:
         ray.shutdown()
 
@@ -102,10 +105,13 @@ def _connect(config: RunConfig) -> None:
 
     address = config.cluster.address
     if address == "local":
-        ray.init(address="local", num_cpus=max(8, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False)
+        cpus = max(8, os.cpu_count() or 1)
+        ray.init(
+            address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+        )
         return
     try:
-        ray.init(address=address, log_to_driver=False)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise ConfigError(
             [
@@ -113,10 +119,6 @@ def _connect(config: RunConfig) -> None:
                 "or choose cluster=local for a private one."
             ]
         ) from error
-
-
-def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise Terminated
 
 
 class _Parser(argparse.ArgumentParser):
