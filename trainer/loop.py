@@ -45,13 +45,17 @@ class Loop:
         session, totals = self.session, self.totals
         session.progress.start(self.config.steps, done=totals.step, title=self.config.name)
         session.pusher.use_probes([session.codec.prompt(task) for task in session.eval_tasks])
-        self.push({})
+        start: dict[str, float] = {}
+        self.push(start)
         if totals.before is None:
-            totals.before = self.evaluate({})
+            totals.before = self.evaluate(start)
+        self.record(start)
         while totals.step < self.config.steps:
             self.step(totals.step + 1)
         if totals.after is None or totals.after["eval/step"] != totals.step:
-            totals.after = self.evaluate({})
+            end: dict[str, float] = {}
+            totals.after = self.evaluate(end)
+            self.record(end)
 
     def step(self, step: int) -> None:
         """One optimizer phase."""
@@ -98,14 +102,18 @@ class Loop:
         session.progress.note(f"held-out success {result['eval/success']:.3f} on {result['eval/n']:.0f} tasks")
         return result
 
-    def log(self, forest: Forest, credit: list[PerTree], metrics: dict[str, float]) -> None:
-        """metrics.jsonl, W&B, the display, and some of the trees."""
-        session, step, log = self.session, self.totals.step, self.config.logger
+    def record(self, metrics: dict[str, float]) -> None:
+        """Into the totals, metrics.jsonl and W&B."""
         self.totals.spend(metrics)
-        self.totals.restarts = session.fleet.restarts
-        metrics["rollout/actors_replaced"] = float(session.fleet.restarts)
-        session.folder.append_metrics(step, metrics)
-        session.tracker.log(step, metrics)
+        self.totals.restarts = self.session.fleet.restarts
+        metrics["rollout/actors_replaced"] = float(self.totals.restarts)
+        self.session.folder.append_metrics(self.totals.step, metrics)
+        self.session.tracker.log(self.totals.step, metrics)
+
+    def log(self, forest: Forest, credit: list[PerTree], metrics: dict[str, float]) -> None:
+        """A finished step: its metrics, the display, and some of its trees."""
+        session, step, log = self.session, self.totals.step, self.config.logger
+        self.record(metrics)
         session.progress.step(step, metrics)
         if log.sample_trees and step % log.forest_every == 0:
             kept = session.folder.write_forest("step", step, forest, session.decode, credit, limit=log.sample_trees)
