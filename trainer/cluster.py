@@ -1,9 +1,14 @@
 """Joining the Ray cluster that `cluster.address` names."""
 
+import logging
 import os
+from typing import Any
 
 from trainer.config import RunConfig
 from trainer.config.sentences import ConfigError
+
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+"""Actors' own output stays in Ray's logs, so that the run's display stays readable."""
 
 
 def connect(config: RunConfig) -> None:
@@ -14,11 +19,12 @@ def connect(config: RunConfig) -> None:
     import ray
 
     address = config.cluster.address
-    if address == "local":
-        ray.init(address="local", num_cpus=max(8, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False)
-        return
     try:
-        ray.init(address=address, log_to_driver=False)
+        if address == "local":
+            cpus = max(8, os.cpu_count() or 1)
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **_QUIET)
+        else:
+            ray.init(address=address, **_QUIET)
     except ConnectionError as error:
         raise ConfigError(
             [

@@ -5,10 +5,9 @@ fault found on the way is printed to standard error and gives exit code 2; until
 """
 
 import argparse
-import logging
-import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -16,6 +15,7 @@ from typing import Any, NoReturn
 
 from omegaconf import OmegaConf
 
+from trainer.cluster import connect
 from trainer.compose import CONFIG_DIR, compose, compose_settings
 from trainer.config import RunConfig
 from trainer.config.sentences import ConfigError
@@ -25,6 +25,8 @@ from trainer.resources import check_cluster
 
 REFUSED = 2
 """Exit code for a setting, a file or a cluster that cannot be used."""
+FAILED = 1
+"""Exit code when a started run could not go on; the last line says why."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 TERMINATED = 143
@@ -72,7 +74,7 @@ def _on_cluster(config: RunConfig, findings: Findings) -> int:
     """Everything that needs Ray. The connection ends with this function, and with it every actor of the run."""
     import ray
 
-    _connect(config)
+    connect(config)
     stops: list[int] = []
 
     def on_sigterm(number: int, _frame: FrameType | None) -> NoReturn:
@@ -92,33 +94,15 @@ def _on_cluster(config: RunConfig, findings: Findings) -> int:
         from trainer.loop import run
 
         return run(config)
+    except RuntimeError as error:
+        traceback.print_exc()
+        print(f"The run stopped: {error}.", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print("Stopped by SIGTERM." if stops else "Interrupted.", file=sys.stderr)
         return TERMINATED if stops else INTERRUPTED
     finally:
         ray.shutdown()
-
-
-def _connect(config: RunConfig) -> None:
-    """Joins the cluster, or starts a private one with at least 8 logical CPUs, since an idle actor uses none."""
-    import ray
-
-    address = config.cluster.address
-    if address == "local":
-        cpus = max(8, os.cpu_count() or 1)
-        ray.init(
-            address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
-        )
-        return
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except ConnectionError as error:
-        raise ConfigError(
-            [
-                f"No Ray cluster answers for cluster.address={address}: start one with `ray start --head`, "
-                "or choose cluster=local for a private one."
-            ]
-        ) from error
 
 
 class _Parser(argparse.ArgumentParser):
