@@ -5,12 +5,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import yaml
 
-def lines(folder: Path, summary: dict[str, Any]) -> list[str]:
-    """The closing words; `summary` is the run's summary.json."""
+
+def lines(folder: Path, summary: dict[str, Any], tree: dict[str, Any]) -> list[str]:
+    """The closing words; `summary` is the run's summary.json, `tree` that section of its config.yaml."""
     before, after, ledger = summary["eval"]["before"], summary["eval"]["after"], summary["ledger"]
     cached = ledger["prefill_tokens_cached"]
     prefill = cached + ledger["prefill_tokens_computed"]
+    leaves = tree["roots"] * (1 + tree["rounds"] * tree["nodes_per_round"] * tree["branches_per_node"])
+    tries = {
+        f"scripts/eval.sh {folder} --samples 4": "pass@k of the trained policy",
+        f"scripts/quickstart.sh tree.roots={leaves} tree.rounds=0": "as many attempts, none of them branching",
+        "scripts/quickstart.sh advantage=inter": "credit by comparing all attempts at a task only",
+    }
+    width = max(map(len, tries))
     return [
         "",
         f"Held-out success {before['success']:.1%} → {after['success']:.1%} on {after['n']:.0f} questions,"
@@ -23,9 +32,7 @@ def lines(folder: Path, summary: dict[str, Any]) -> list[str]:
         f"  policy      {folder / 'export'}",
         "",
         "Next:",
-        f"  scripts/eval.sh {folder} --samples 4          pass@k of the trained policy",
-        "  scripts/quickstart.sh tree=chain                 the same number of leaves without branches",
-        "  scripts/quickstart.sh tree.roots=2 tree.rounds=2  fewer, deeper trees",
+        *(f"  {command:<{width}}   {meaning}" for command, meaning in tries.items()),
     ]
 
 
@@ -36,7 +43,9 @@ def main() -> int:
     if not file.is_file():
         print(f"{file} is missing: the run did not finish.", file=sys.stderr)
         return 1
-    print("\n".join(lines(folder, json.loads(file.read_text(encoding="utf-8")))))
+    summary = json.loads(file.read_text(encoding="utf-8"))
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    print("\n".join(lines(folder, summary, config["tree"])))
     return 0
 
 

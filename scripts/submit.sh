@@ -25,7 +25,8 @@ fi
 shift
 source scripts/environment.sh
 
-# PYTHONPATH=. makes our packages win over packages of the same name in the image; the rest keeps the upload small.
+# PYTHONPATH=. makes our packages win over packages of the same name in the image; the excludes keep the upload small.
+export RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES="" # Ray would warn once per folder that it leaves out; they are listed here
 exec ray job submit "${options[@]}" --working-dir . --runtime-env-json '{
     "env_vars": {"PYTHONPATH": ".", "PYTHONUNBUFFERED": "1"},
     "excludes": ["/.venv*", "/.git", "/.*_cache", "/.hypothesis", "/data", "/runs", "/outputs", "/wandb", "/docs", "/tests",

@@ -54,11 +54,13 @@ def test_closing_words_show_before_after_costs_and_where_things_are():
         },
         "time_s": {"total": 90.0},
     }
-    text = "\n".join(script("after_run").lines(Path("runs/x"), summary))
+    tree = {"roots": 4, "nodes_per_round": 2, "branches_per_node": 1, "rounds": 1}
+    text = "\n".join(script("after_run").lines(Path("runs/x"), summary, tree))
     assert "25.0% → 62.5% on 150 questions" in text
     assert "30 steps in 1.5 min" in text
     assert "75% of the prefill came from the cache" in text
     assert "runs/x/report.html" in text
+    assert "tree.roots=12 tree.rounds=0" in text  # 4 · (1 + 1·2·1)
 
 
 def test_lock_refuses_what_it_does_not_know():
