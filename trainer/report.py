@@ -19,7 +19,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from trainer.forest_file import TreeRecord, forest_lines, record_from_json
 from trainer.report_page import render
-from trainer.run_folder import masked_config, read_metrics, write_atomic
+from trainer.run_folder import Metrics, masked_config, read_metrics, write_atomic
 
 MAX_NODES = 6_000
 """Tree nodes a page holds unless told otherwise: about 5 MB, which opens at once."""
@@ -54,6 +54,7 @@ def run_data(folder: Path, max_nodes: int) -> dict[str, Any]:
     metrics = read_metrics(folder / "metrics.jsonl")
     if not metrics:
         problems.append("metrics.jsonl: no step has been logged")
+    metrics = _with_evaluations(metrics, summary)
     forests, left_out = _read_forests(folder / "forest", max_nodes, problems)
     names = sorted({name for values in metrics.values() for name in values})
     model = config.get("model") if config else None
@@ -126,6 +127,19 @@ def _read_summary(path: Path, problems: list[str]) -> dict[str, Any] | None:
         problems.append(f"summary.json: {_reason(error)}; it is written when a run ends")
         return None
     return summary if isinstance(summary, dict) else None
+
+
+def _with_evaluations(metrics: dict[int, Metrics], summary: Mapping[str, Any] | None) -> dict[int, Metrics]:
+    """Adds the summary's evaluations (before, after) to the curves where no line of metrics.jsonl has them."""
+    steps = {step: dict(values) for step, values in metrics.items()}
+    for moment in ("before", "after"):
+        found = ((summary or {}).get("eval") or {}).get(moment) or {}
+        step = found.get("step")
+        if isinstance(step, int | float):
+            logged = steps.setdefault(int(step), {})
+            for name, value in found.items():
+                logged.setdefault(f"eval/{name}", value)
+    return dict(sorted(steps.items()))
 
 
 def _reason(error: Exception) -> str:

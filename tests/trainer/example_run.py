@@ -135,11 +135,16 @@ def metrics_of(step: int, steps: int, rng: random.Random) -> dict[str, float]:
         "learner/loss": -0.01 + rng.gauss(0, 0.006),
         "learner/grad_norm": 1.4 - 0.5 * done + rng.gauss(0, 0.15),
         "learner/lr": 3e-4 * min(1, (step + 1) / 5),
-        "learner/kl": 0.02 * done + abs(rng.gauss(0, 0.001)),
+        "learner/kl_reference": 0.02 * done + abs(rng.gauss(0, 0.001)),
         "learner/entropy": 0.9 - 0.5 * done,
         "learner/clip_share": 0.004 + abs(rng.gauss(0, 0.002)),
-        "learner/tokens": 21_000 + rng.randint(-900, 900),
-        "learner/tree_token_ratio": 2.6 + rng.gauss(0, 0.1),
+        "learner/trained_tokens": 21_000 + rng.randint(-900, 900),
+        "learner/approx_kl": abs(rng.gauss(0, 0.0004)),
+        "tree/flat_tokens": 54_000 + rng.randint(-900, 900),
+        "tree/unique_tokens": 21_400 + rng.randint(-900, 900),
+        "tree/token_saving": 2.6 + rng.gauss(0, 0.1),
+        "rollout/end_answered_share": 0.93 + 0.05 * done,
+        "rollout/end_turn_limit_share": 0.07 - 0.05 * done,
         "push/seconds": 0.12 + abs(rng.gauss(0, 0.01)),
         "push/bytes": 9_100_000,
         "push/max_abs_logprob_diff": 0.001 + abs(rng.gauss(0, 0.0015)),
@@ -157,14 +162,13 @@ def metrics_of(step: int, steps: int, rng: random.Random) -> dict[str, float]:
 
 def evaluation(success: float) -> dict[str, float]:
     hops = {f"eval/hops{k}_success": success + 0.18 - 0.12 * k for k in (1, 2, 3)}
-    return {"eval/success": success, "eval/n": 200, "time/eval_s": 11.0, **hops, "eval/hops1_n": 70, "eval/hops2_n": 80}
+    return {"eval/success": success, "eval/n": 200, "time/eval_s": 11.0, **hops, "eval/hops1_n": 70, "eval/step": 0}
 
 
 def build(path: Path, *, steps: int = 30, summary: bool = True) -> RunFolder:
     """Writes the whole folder."""
     folder, words, rng = RunFolder(path), Words(), random.Random(7)
     folder.write_config(CONFIG)
-    folder.append_metrics(0, evaluation(0.38))
     for step in range(1, steps + 1):
         evals = evaluation(0.38 + 0.34 * step / steps) if step % 10 == 0 else {}
         folder.append_metrics(step, metrics_of(step, steps, rng) | evals)
@@ -193,8 +197,9 @@ CONFIG = {
     "guards": {"max_logprob_diff": 0.02},
     "limits": {"max_turn_tokens": 64},
 }
+_AT_START = {name.removeprefix("eval/"): value for name, value in evaluation(0.38).items() if name[:5] == "eval/"}
 SUMMARY = {
-    "eval": {"before": {"success": 0.38, "n": 200}, "after": {"success": 0.72, "n": 200}},
+    "eval": {"before": _AT_START, "after": {"success": 0.72, "n": 200, "step": 30}},
     "ledger": {
         "sampled_tokens": 372_000,
         "prefill_tokens_computed": 183_000,

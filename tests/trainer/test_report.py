@@ -37,7 +37,7 @@ def test_the_page_holds_the_run(run):
     assert data["steps"] == list(range(31))
     assert data["series"]["eval/success"][0] == 0.38
     assert data["series"]["rollout/success"][0] is None
-    assert data["summary"]["eval"]["after"] == {"success": 0.72, "n": 200}
+    assert data["summary"]["eval"]["after"] == {"success": 0.72, "n": 200, "step": 30}
     assert data["problems"] == []
     assert "secret@" not in page
     assert data["config"]["env"]["retriever"]["api_key"] == "***"
@@ -165,8 +165,9 @@ def rendered(page: Path, route: str) -> str:
 def test_browser_draws_charts(run):
     dom = rendered(write_report(run), "overview")
     assert "+34.0 points" in dom
-    assert dom.count('class="card chart') == 23
-    assert len(re.findall(r'<path class="line[^"]*" d="M', dom)) == 23
+    assert dom.count('class="card chart') == 26
+    # 22 line charts, three of them with two lines; 3 stacked ones; and one in the closed part, drawn when it opens.
+    assert len(re.findall(r'<path class="line[^"]*" d="M', dom)) == 25
     assert "custom/something" in dom
     assert "<td>2 hops</td>" in dom.replace(' class=""', "")
 

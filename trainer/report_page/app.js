@@ -5,23 +5,62 @@ function settingsView() {
   const groups = Object.entries(page.config ?? {});
   const plain = groups.filter(([, value]) => value === null || typeof value !== "object");
   const nested = groups.filter(([, value]) => value !== null && typeof value === "object");
-  const group = (name, rows, open) => el("details", { class: "card group", open }, el("summary", null, name, el("span", null, `${rows.length}`)), el("table", null, el("tbody", null, rows.map(([key, value]) => el("tr", null, el("td", null, key), el("td", null, el("code", null, value)))))));
-  return el("div", null, heading("Settings", "The resolved configuration; secrets are masked."), group("run", plain.map(([k, v]) => [k, shown(v)]), true), nested.map(([name, value]) => group(name, flatten(value), false)), page.versions && [heading("Versions"), group("libraries", Object.entries(page.versions), true)]);
+  const group = (name, rows, open) =>
+    el(
+      "details",
+      { class: "card group", open },
+      el("summary", null, name, el("span", null, `${rows.length}`)),
+      el(
+        "table",
+        null,
+        el(
+          "tbody",
+          null,
+          rows.map(([key, value]) => el("tr", null, el("td", null, key), el("td", null, el("code", null, value)))),
+        ),
+      ),
+    );
+  return el(
+    "div",
+    null,
+    heading("Settings", "The resolved configuration; secrets are masked."),
+    group(
+      "run",
+      plain.map(([k, v]) => [k, shown(v)]),
+      true,
+    ),
+    nested.map(([name, value]) => group(name, flatten(value), false)),
+    page.versions && [heading("Versions"), group("libraries", Object.entries(page.versions), true)],
+  );
 }
 
 const shown = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 
 function flatten(value, prefix = "") {
-  return Object.entries(value).flatMap(([key, item]) => (item !== null && typeof item === "object" && !Array.isArray(item) && Object.keys(item).length ? flatten(item, `${prefix}${key}.`) : [[prefix + key, shown(item)]]));
+  return Object.entries(value).flatMap(([key, item]) =>
+    item !== null && typeof item === "object" && !Array.isArray(item) && Object.keys(item).length
+      ? flatten(item, `${prefix}${key}.`)
+      : [[prefix + key, shown(item)]],
+  );
 }
 
-const views = { overview: ["Overview", overviewView], trees: ["Trees", treesView], settings: ["Settings", settingsView] };
+const views = {
+  overview: ["Overview", overviewView],
+  trees: ["Trees", treesView],
+  settings: ["Settings", settingsView],
+};
 const shownViews = Object.keys(views).filter((name) => page.views.includes(name));
 
 function show() {
   const [name, ...rest] = location.hash.slice(1).split("/").map(decode);
   const view = shownViews.includes(name) ? name : shownViews[0];
-  document.getElementById("tabs").replaceChildren(...(shownViews.length > 1 ? shownViews.map((key) => el("a", { href: `#${key}`, "aria-current": key === view && "page" }, views[key][0])) : []));
+  document
+    .getElementById("tabs")
+    .replaceChildren(
+      ...(shownViews.length > 1
+        ? shownViews.map((key) => el("a", { href: `#${key}`, "aria-current": key === view && "page" }, views[key][0]))
+        : []),
+    );
   const main = document.getElementById("view");
   const scroll = document.querySelector(".tasks")?.scrollTop;
   const moved = main.dataset.view !== view;
@@ -54,6 +93,12 @@ function decode(text) {
 }
 
 document.getElementById("run-name").textContent = page.title;
-document.getElementById("footer").textContent = ["Espalier", page.written && `written ${page.written}`, ...Object.entries(page.versions ?? {}).map(([name, version]) => `${name} ${version}`)].filter(Boolean).join("  ·  ");
+document.getElementById("footer").textContent = [
+  "Espalier",
+  page.written && `written ${page.written}`,
+  ...Object.entries(page.versions ?? {}).map(([name, version]) => `${name} ${version}`),
+]
+  .filter(Boolean)
+  .join("  ·  ");
 addEventListener("hashchange", show);
 show();

@@ -7,9 +7,18 @@ const pointer = { at: null, smooth: page.steps.length > 40 };
 function chart(spec) {
   const legend = el("div", { class: "legend" });
   const plot = svg("svg", { role: "img" });
-  const card = el("div", { class: `card chart ${spec.wide ? "wide" : ""}` }, el("h3", { title: spec.note }, spec.title), legend, plot);
-  const self = { spec, legend, plot, card, series: spec.series.filter((s) => (page.series[s.name] ?? []).some(isNumber)) };
-  for (const s of self.series) s.values = page.series[s.name];
+  const card = el(
+    "div",
+    { class: `card chart ${spec.wide ? "wide" : ""}` },
+    el("h3", { title: spec.note }, spec.title),
+    legend,
+    plot,
+  );
+  const series = spec.series.flatMap((s) => {
+    const name = s.name.split("|").find((known) => (page.series[known] ?? []).some(isNumber));
+    return name ? [{ ...s, values: page.series[name] }] : [];
+  });
+  const self = { spec, legend, plot, card, series };
   if (!self.series.length) return null;
   plot.addEventListener("pointermove", (event) => point(nearest(self, event)));
   plot.addEventListener("pointerleave", () => point(null));
@@ -66,7 +75,11 @@ function draw(self) {
   plot.setAttribute("height", height);
   plot.setAttribute("aria-label", describe(self));
   self.cross = svg("line", { class: "cross", y1: box.top, y2: box.bottom, visibility: "hidden" });
-  plot.replaceChildren(...axes(self, ticks, box), ...(spec.stack ? stack(self, box) : series.flatMap((s) => line(self, s))), self.cross);
+  plot.replaceChildren(
+    ...axes(self, ticks, box),
+    ...(spec.stack ? stack(self, box) : series.flatMap((s) => line(self, s))),
+    self.cross,
+  );
   legendOf(self);
 }
 
@@ -110,11 +123,20 @@ function axes(self, ticks, box) {
   const wanted = Math.max(2, Math.min(8, Math.floor((box.right - box.left) / 80)));
   const first = page.steps[0];
   const span = page.steps.at(-1) - first;
-  const labels = new Set(span ? niceTicks(first, first + span, wanted).values.filter((v) => Number.isInteger(v) && v >= first && v <= first + span) : [first]);
-  for (const step of labels) parts.push(svg("text", { x: self.x(step), y: box.bottom + 15, "text-anchor": "middle" }, step));
+  const labels = new Set(
+    span
+      ? niceTicks(first, first + span, wanted).values.filter(
+          (v) => Number.isInteger(v) && v >= first && v <= first + span,
+        )
+      : [first],
+  );
+  for (const step of labels)
+    parts.push(svg("text", { x: self.x(step), y: box.bottom + 15, "text-anchor": "middle" }, step));
   const limit = self.spec.limit;
   if (limit && limit.value <= ticks.high && limit.value >= ticks.low) {
-    parts.push(svg("line", { class: "limit", x1: box.left, x2: box.right, y1: self.y(limit.value), y2: self.y(limit.value) }));
+    parts.push(
+      svg("line", { class: "limit", x1: box.left, x2: box.right, y1: self.y(limit.value), y2: self.y(limit.value) }),
+    );
     parts.push(svg("text", { x: box.right, y: self.y(limit.value) - 4, "text-anchor": "end" }, limit.label));
   }
   return parts;
@@ -122,12 +144,16 @@ function axes(self, ticks, box) {
 
 function line(self, s) {
   const known = page.steps.flatMap((step, i) => (isNumber(s.values[i]) ? [[self.x(step), s.values[i]]] : []));
-  const path = (points) => points.map(([x, v], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${self.y(v).toFixed(1)}`).join("");
+  const path = (points) =>
+    points.map(([x, v], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${self.y(v).toFixed(1)}`).join("");
   const smooth = pointer.smooth && !s.points && known.length > 8;
   const parts = [svg("path", { class: `line ${smooth ? "faint" : ""}`, d: path(known), stroke: s.color })];
   if (smooth) parts.push(svg("path", { class: "line", d: path(average(known)), stroke: s.color }));
   if (s.points || known.length < 3) {
-    for (const [x, v] of known) parts.push(svg("circle", { cx: x, cy: self.y(v), r: 4, fill: s.color, stroke: "var(--surface)", "stroke-width": 1.5 }));
+    for (const [x, v] of known)
+      parts.push(
+        svg("circle", { cx: x, cy: self.y(v), r: 4, fill: s.color, stroke: "var(--surface)", "stroke-width": 1.5 }),
+      );
   }
   return parts;
 }
@@ -152,7 +178,9 @@ function stack(self, box) {
       const top = self.y(below[i] + value);
       const height = self.y(below[i]) - top;
       below[i] += value;
-      return height > 0 ? `M${(self.x(step) - wide / 2).toFixed(2)} ${top.toFixed(2)}h${wide.toFixed(2)}v${height.toFixed(2)}h${(-wide).toFixed(2)}z` : "";
+      return height > 0
+        ? `M${(self.x(step) - wide / 2).toFixed(2)} ${top.toFixed(2)}h${wide.toFixed(2)}v${height.toFixed(2)}h${(-wide).toFixed(2)}z`
+        : "";
     });
     return svg("path", { d: bars.join(""), fill: s.color });
   });

@@ -35,8 +35,8 @@ const format = {
     return format.number(v);
   },
   number(v) {
-    if (v === 0) return "0";
     const size = Math.abs(v);
+    if (size < 1e-12) return "0"; // rounding, never a measured value
     if (size < 1e-3) return v.toExponential(1).replace("e-", "e−").replace(/^-/, "−");
     const text = size >= 1000 ? format.count(v) : String(+v.toPrecision(3));
     return text.replace("-", "−");
@@ -60,6 +60,16 @@ function heading(title, note) {
 
 function table(columns, rows) {
   const head = columns.map((column) => el("th", { class: column.num && "num" }, column.title));
-  const body = rows.map((row) => el("tr", null, row.map((cell, i) => el("td", { class: columns[i].num && "num" }, cell))));
-  return el("div", { class: "scroll" }, el("table", null, el("thead", null, el("tr", null, head)), el("tbody", null, body)));
+  const body = rows.map((row) =>
+    el(
+      "tr",
+      null,
+      row.map((cell, i) => el("td", { class: columns[i].num && "num" }, cell)),
+    ),
+  );
+  return el(
+    "div",
+    { class: "scroll" },
+    el("table", null, el("thead", null, el("tr", null, head)), el("tbody", null, body)),
+  );
 }

@@ -62,24 +62,45 @@ function layout(tree, size) {
 function drawTrees(plot, key) {
   const { task } = explorer;
   const compact = task.leaves.length > 60;
-  const size = compact ? { row: 20, column: 150, height: 16, width: 122, root: 56, letters: 24 } : { row: 36, column: 204, height: 28, width: 168, root: 68, letters: 24 };
+  const size = compact
+    ? { row: 20, column: 150, height: 16, width: 122, root: 56, letters: 24 }
+    : { row: 36, column: 204, height: 28, width: 168, root: 68, letters: 24 };
   const scale = scaleOf(task);
   let top = 0;
   const groups = task.trees.map((tree) => {
     const height = layout(tree, size);
-    const group = svg("g", { transform: `translate(2 ${top + 26})`, role: "group", "aria-label": `Tree ${tree.index + 1}` }, svg("text", { class: "tree-name", x: 0, y: -10 }, `Tree ${tree.index + 1}`), edges(tree, size), tree.nodes.map((node) => drawNode(tree, node, size, scale)));
+    const group = svg(
+      "g",
+      { transform: `translate(2 ${top + 26})`, role: "group", "aria-label": `Tree ${tree.index + 1}` },
+      svg("text", { class: "tree-name", x: 0, y: -10 }, `Tree ${tree.index + 1}`),
+      edges(tree, size),
+      tree.nodes.map((node) => drawNode(tree, node, size, scale)),
+    );
     top += height + 40;
     return group;
   });
   const depth = Math.max(...task.trees.flatMap((tree) => tree.nodes.map((node) => node.depth)));
   const width = size.root + depth * size.column + 4;
   plot.classList.toggle("compact", compact);
-  plot.replaceChildren(svg("svg", { width, height: top, viewBox: `0 0 ${width} ${top}`, role: "tree", "aria-label": "Search trees; arrow keys move along them" }, groups));
+  plot.replaceChildren(
+    svg(
+      "svg",
+      {
+        width,
+        height: top,
+        viewBox: `0 0 ${width} ${top}`,
+        role: "tree",
+        "aria-label": "Search trees; arrow keys move along them",
+      },
+      groups,
+    ),
+  );
   key.replaceChildren(
     el("span", null, scale.name, ": ", format.number(scale.low), el("i", { class: "ramp" }), format.number(scale.high)),
     ...["✓ right", "◐ partly", "✗ wrong", "! failed"].map((text) => el("span", null, text)),
     el("span", null, "dashed: a branch grown from an earlier node, with its number"),
-    el("span", null, "arrow keys move"));
+    el("span", null, "arrow keys move"),
+  );
   markSelection(plot);
 }
 
@@ -90,8 +111,15 @@ function edges(tree, size) {
     const bend = (x2 - x1) / 2;
     const first = node.slot > 0 && node.slot !== parent.slot;
     const color = node.slot ? `stroke:var(--c${((node.slot - 1) % 6) + 1})` : null;
-    const path = svg("path", { class: `edge ${node.slot ? "branch" : ""} ${first ? "first" : ""}`, id: `edge-${tree.index}-${node.index}`, style: color, d: `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}` });
-    return first ? [path, svg("text", { class: "slot", x: x2 - 4, y: y2 - 5, "text-anchor": "end" }, node.slot)] : [path];
+    const path = svg("path", {
+      class: `edge ${node.slot ? "branch" : ""} ${first ? "first" : ""}`,
+      id: `edge-${tree.index}-${node.index}`,
+      style: color,
+      d: `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`,
+    });
+    return first
+      ? [path, svg("text", { class: "slot", x: x2 - 4, y: y2 - 5, "text-anchor": "end" }, node.slot)]
+      : [path];
   });
 }
 
@@ -101,14 +129,38 @@ function drawNode(tree, node, size, scale) {
   const label = nodeLabel(node);
   const mark = nodeMark(node);
   const shown = label.length > size.letters ? `${label.slice(0, size.letters - 1)}…` : label;
-  const told = [`step ${node.depth}`, label, isNumber(value) && `${scale.name} ${format.number(value)}`, node.end && node.end.replaceAll("_", " ")].filter(Boolean).join(", ");
+  const told = [
+    `step ${node.depth}`,
+    label,
+    isNumber(value) && `${scale.name} ${format.number(value)}`,
+    node.end && node.end.replaceAll("_", " "),
+  ]
+    .filter(Boolean)
+    .join(", ");
   const middle = size.height / 2 + 4;
-  return svg("g", { class: "node", id: `node-${tree.index}-${node.index}`, transform: `translate(${node.x} ${node.y})`, tabindex: -1, role: "treeitem", "aria-label": told, onclick: () => select(tree, node), onkeydown: (event) => walk(event, tree, node) },
+  return svg(
+    "g",
+    {
+      class: "node",
+      id: `node-${tree.index}-${node.index}`,
+      transform: `translate(${node.x} ${node.y})`,
+      tabindex: -1,
+      role: "treeitem",
+      "aria-label": told,
+      onclick: () => select(tree, node),
+      onkeydown: (event) => walk(event, tree, node),
+    },
     svg("title", null, told),
-    svg("rect", { width: node.width, height: size.height, rx: node.end ? 4 : size.height / 2, style: `fill:color-mix(in oklab, ${color} 62%, var(--surface))` }),
+    svg("rect", {
+      width: node.width,
+      height: size.height,
+      rx: node.end ? 4 : size.height / 2,
+      style: `fill:color-mix(in oklab, ${color} 62%, var(--surface))`,
+    }),
     svg("text", { class: "mark", x: 9, y: middle }, mark),
     // A nested svg cuts off what does not fit.
-    svg("svg", { width: node.width - 6, height: size.height }, svg("text", { x: mark ? 25 : 12, y: middle }, shown)));
+    svg("svg", { width: node.width - 6, height: size.height }, svg("text", { x: mark ? 25 : 12, y: middle }, shown)),
+  );
 }
 
 function walk(event, tree, node) {
