@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
+from omegaconf import OmegaConf
 
 
 def lines(folder: Path, summary: dict[str, Any], tree: dict[str, Any]) -> list[str]:
@@ -44,8 +44,9 @@ def main() -> int:
         print(f"{file} is missing: the run did not finish.", file=sys.stderr)
         return 1
     summary = json.loads(file.read_text(encoding="utf-8"))
-    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    print("\n".join(lines(folder, summary, config["tree"])))
+    tree = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml").tree)
+    assert isinstance(tree, dict), "a section of the configuration is a mapping"
+    print("\n".join(lines(folder, summary, {str(key): value for key, value in tree.items()})))
     return 0
 
 

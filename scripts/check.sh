@@ -20,7 +20,7 @@ check() {
 
 check "ruff check" ruff check --output-format=concise "${code[@]}" tests scripts
 check "ruff format" ruff format --check "${code[@]}" tests scripts
-check "mypy --strict" mypy "${code[@]/#/--package=}"
+check "mypy --strict" mypy "${code[@]}" scripts
 check "import contracts" lint-imports
 check "sizes and top level" python scripts/limits.py
 check "shell syntax" bash -n scripts/*.sh .ci/run

@@ -24,18 +24,20 @@ for override in "$@"; do
 done
 
 job="espalier-$$-$(date +%s)"
-submitted=false
+follower=""
 finish() {
     local code=$?
     trap - EXIT INT TERM
     set +e
-    if [[ "$code" == 0 ]]; then
-        stop_local_ray
-    elif [[ -n "$ray_group" ]]; then
-        [[ "$code" == 2 ]] && stop_local_ray || stop_local_ray keep # 2: a refused setting; its sentence says it all
-    elif [[ "$submitted" == true ]]; then
-        ray job stop --no-wait "$job" >/dev/null 2>&1
+    if [[ -n "$follower" ]]; then # interrupted: the run ends its actors and closes its files before Ray goes
+        echo "quickstart: stopping the run" >&2
+        kill "$follower" 2>/dev/null
+        timeout 60 ray job stop "$job" >/dev/null 2>&1
     fi
+    case "$code" in
+        0 | 2 | 130 | 143) stop_local_ray ;; # a refused setting (2) and an interruption speak for themselves
+        *) stop_local_ray keep ;;
+    esac
     exit "$code"
 }
 trap finish EXIT
@@ -49,12 +51,16 @@ if [[ -z "${RAY_ADDRESS:-}" ]]; then
     start_local_ray
 fi
 
-submitted=true
 ray job submit --no-wait --submission-id "$job" --log-style=record --log-color=false \
     --runtime-env-json "{\"env_vars\": {\"PYTHONPATH\": \"$PWD\", \"PYTHONUNBUFFERED\": \"1\"}}" \
     -- env --chdir="$PWD" "$venv/bin/python" -m trainer.main experiment=quickstart "name=$name" "$@" >/dev/null
-python scripts/follow_job.py "$job"
-submitted=false
+# In the background, because bash runs a trap only between commands, and `wait` is one that a signal ends.
+python scripts/follow_job.py "$job" &
+follower=$!
+code=0
+wait "$follower" || code=$?
+follower=""
+[[ "$code" == 0 ]] || exit "$code"
 if [[ "$dry_run" == false ]]; then
     python scripts/after_run.py "$runs_dir/$name"
 fi
