@@ -19,6 +19,7 @@ from trainer.run_folder import library_versions
 from trainer.session import Session, chain_rules, tree_rules
 from trainer.task_order import tasks_of_step
 from trainer.totals import Totals
+from trainer.tracking import system_metrics
 
 
 def run(config: RunConfig) -> int:
@@ -106,7 +107,7 @@ class Loop:
         """Into the totals, metrics.jsonl and W&B."""
         self.totals.spend(metrics)
         self.totals.restarts = self.session.fleet.restarts
-        metrics["rollout/actors_replaced"] = float(self.totals.restarts)
+        metrics |= {"rollout/actors_replaced": float(self.totals.restarts), **system_metrics()}
         self.session.folder.append_metrics(self.totals.step, metrics)
         self.session.tracker.log(self.totals.step, metrics)
 

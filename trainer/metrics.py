@@ -44,5 +44,6 @@ def eval_metrics(forest: Forest) -> dict[str, float]:
     hops = sorted({str(group.task.meta["hops"]) for group in forest if "hops" in group.task.meta})
     for hop in hops:
         part = [group for group in forest if str(group.task.meta.get("hops")) == hop]
-        metrics[f"eval/hops{hop}_success"], _ = mean_score(part)
+        metrics[f"eval/hops{hop}_success"], scored = mean_score(part)
+        metrics[f"eval/hops{hop}_n"] = float(scored)
     return metrics

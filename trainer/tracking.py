@@ -72,10 +72,10 @@ class Tracker:
         return Path(self._run.dir).parent if self._run is not None else None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Logs the metrics of a step, and the driver's memory and load under `system/`."""
+        """Logs the metrics of a step."""
         with self._guard("logging failed"):
             if self._run is not None:
-                self._run.log({"step": step, **system_metrics(), **metrics})
+                self._run.log({"step": step, **metrics})
 
     def log_trees(self, step: int, records: Sequence[TreeRecord]) -> None:
         """Logs sample trees twice: a table with one row per path, and a page to click through them."""
