@@ -30,7 +30,9 @@ def ended(client: JobSubmissionClient, job: str) -> JobDetails:
 def main() -> int:
     """The job's exit code; 1 when it has none, e.g. because it was stopped or could not start."""
     job = sys.argv[1]
-    logging.getLogger(JobSubmissionClient.__module__).setLevel(logging.WARNING)  # the client's own remarks are no lines of the job
+    logging.getLogger(JobSubmissionClient.__module__).setLevel(
+        logging.WARNING
+    )  # the client's own remarks are no lines of the job
     client = JobSubmissionClient()
     asyncio.run(show(client, job))
     details = ended(client, job)

@@ -18,9 +18,11 @@ elif [[ -n "${CI:-}" && "$(id -u)" == 0 ]] && ! command -v chromium >/dev/null &
         >/dev/null 2>&1 || echo "test: chromium could not be installed; the browser test will be skipped"
 fi
 
-scripts/check.sh
+code=0
+scripts/check.sh || code=$? # the tests run all the same: one run shows everything that is wrong
 
 # No test may reach a hub, a W&B server or somebody's running cluster.
 unset RAY_ADDRESS RAY_API_SERVER_ADDRESS WANDB_API_KEY
 export HF_HUB_OFFLINE=1 WANDB_MODE=offline WANDB_SILENT=true
-python -m pytest -q --durations=10 "${select[@]}" "$@"
+python -m pytest -q --durations=10 "${select[@]}" "$@" || code=$?
+exit "$code"
