@@ -5,6 +5,7 @@ copies, a missed parameter). So after each push every engine samples a few token
 and the run stops when the two disagree by more than `guards.max_logprob_diff`.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -81,8 +82,9 @@ class WeightPusher:
             for (_, sample), learner in zip(pairs, scored, strict=True)
             for theirs, ours in zip(sample.logprobs, learner, strict=True)
         ]
-        worst, bound = max(differences), self._config.guards.max_logprob_diff
-        if not worst <= bound:  # also true for NaN
+        worst = max(differences, key=lambda value: math.inf if math.isnan(value) else value)
+        bound = self._config.guards.max_logprob_diff
+        if math.isnan(worst) or worst > bound:
             raise RuntimeError(
                 f"after pushing weights version {version} the rollout engine and the learner disagree by {worst:.4f} "
                 f"nats on a token's log-probability, more than guards.max_logprob_diff={bound:g}"
