@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,10 +90,10 @@ def load_facts() -> Facts:
     return Facts(cities=cities, countries=_countries(cities, aliases), articles=_articles())
 
 
-def source_versions() -> dict[str, str]:
+def source_versions(names: Iterable[str] = tuple(SOURCES)) -> dict[str, str]:
     """Installed version of every source package. Raises ValueError with the pip command when one is missing."""
     versions = {}
-    for name in SOURCES:
+    for name in names:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -15,6 +15,8 @@ from envs.retriever import RetrieverError
 
 CACHE_SIZE = 10_000
 """Queries remembered per process."""
+CONNECTIONS = httpx.Limits(max_connections=64, max_keepalive_connections=64)
+"""Open connections of one process; further searches wait for one of them."""
 FIRST_PAUSE_S = 0.1
 """Pause before the first retry; each further one doubles it."""
 
@@ -52,7 +54,7 @@ class HttpRetriever:
 
     async def _ask(self, query: str, topk: int) -> list[Passage]:
         if self._client is None:
-            self._client = httpx.AsyncClient(timeout=self._timeout_s)
+            self._client = httpx.AsyncClient(timeout=self._timeout_s, limits=CONNECTIONS)
         body = {"queries": [query], "topk": topk, "return_scores": True}
         problem = ""
         for attempt in range(self._retries + 1):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from envs.corpus import Passage
 from envs.retriever import LocalRetriever
@@ -79,12 +80,19 @@ class RetrievalServer(ThreadingHTTPServer):
         super().__init__((host, port), Handler)
         self.retriever = retriever
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is nothing to report; anything else is printed with its traceback."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
 
 class Handler(BaseHTTPRequestHandler):
     """Answers one connection."""
 
     protocol_version = "HTTP/1.1"
     timeout = IDLE_S
+    wbufsize = -1  # headers and body leave in one packet, so that no delayed acknowledgement holds the reply back
+    disable_nagle_algorithm = True
     server: RetrievalServer
 
     def do_GET(self) -> None:

@@ -109,6 +109,13 @@ def test_mix_says_what_is_missing():
         mix(FACTS, families=["city_moon"], split="train", count=1, seed=0, hops=(1,))
 
 
+def test_a_missing_source_names_the_command():
+    with pytest.raises(
+        ValueError, match="package no-such-facts is not installed; run: pip install --no-deps no-such-f"
+    ):
+        source_versions(["no-such-facts"])
+
+
 def test_real_facts(facts):
     germany = facts.countries["DE"]
     assert (germany.capital, germany.currency, germany.calling_code) == ("Berlin", "Euro", "49")
