@@ -56,15 +56,27 @@ def test_shell_blocks_parse(page):
     assert subprocess.run(["bash", "-n"], input=text.replace("<name>", "NAME"), text=True, check=False).returncode == 0
 
 
+def unknown(given: list[str]) -> list[str]:
+    """What is wrong with these overrides: options of groups that have no file, and keys that do not exist."""
+    from trainer.compose import CONFIG_DIR, compose_settings
+
+    pairs = [text.split("=", 1) for text in dict.fromkeys(given)]
+    groups = [(key, value) for key, value in pairs if (CONFIG_DIR / key).is_dir()]
+    settings = {key: value for key, value in pairs if not (CONFIG_DIR / key).is_dir()}
+    missing = [f"{key}={value}" for key, value in groups if not (CONFIG_DIR / key / f"{value}.yaml").is_file()]
+    return [*missing, *compose_settings([f"{key}={value}" for key, value in settings.items()]).faults]
+
+
 @pages
 def test_settings_on_command_lines_are_known(page):
-    from trainer.compose import compose_settings
+    assert unknown([text for command in commands(page) for text in overrides(command)]) == []
 
-    for command in commands(page):
-        given = overrides(command)
-        names = [text for text in given if not text.startswith("experiment=")]
-        chosen = [text for text in given if text.startswith("experiment=")] or ["experiment=quickstart"]
-        assert compose_settings([*chosen, *names]).faults == (), command
+
+def test_unknown_settings_are_found():
+    found = unknown(["tree.rootz=4", "tree=bush", "tree.roots=4", "tree=chain"])
+    assert len(found) == 2
+    assert found[0] == "tree=bush"
+    assert "tree.rootz" in found[1]
 
 
 def test_overrides_are_found():
@@ -102,12 +114,10 @@ def test_compose_nodes_share_token_data_and_runs():
 
 
 def test_kuberay_job_names_known_settings_and_the_locked_ray():
-    from trainer.compose import compose_settings
-
     claim, job = yaml.safe_load_all((ROOT / "docker/kuberay/rayjob.yaml").read_text())
     spec = job["spec"]
     assert (claim["kind"], job["kind"]) == ("PersistentVolumeClaim", "RayJob")
-    assert compose_settings(overrides(spec["entrypoint"].rstrip("'"))).faults == ()
+    assert unknown(overrides(spec["entrypoint"].rstrip("'"))) == []
     assert yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]["PYTHONPATH"] == "/app"
     cluster = spec["rayClusterSpec"]
     assert f"ray=={cluster['rayVersion']}" in (ROOT / "scripts/locks/gpu.txt").read_text().splitlines()
