@@ -47,7 +47,7 @@ def evaluate(config: RunConfig, samples: int) -> dict[str, float]:
     from trainer import placement
     from trainer.session import chain_rules, collection_spec, fleet_settings
 
-    tasks = load_tasks(config.env.eval_tasks)[: config.evaluation.tasks]
+    tasks = load_tasks(config.env.eval_tasks, instruction=config.env.instruction)[: config.evaluation.tasks]
     group = placement.reserve(config, learner=False)
     fleet = Fleet(fleet_settings(config), group, first_bundle=0)
     try:

@@ -44,8 +44,10 @@ class Session:
         Raises ValueError (one sentence) for a task file that cannot be used and for a prompt that is too long.
         """
         self.config = config
-        self.train_tasks = load_tasks(config.env.train_tasks)
-        self.eval_tasks = load_tasks(config.env.eval_tasks)[: config.evaluation.tasks]
+        self.train_tasks = load_tasks(config.env.train_tasks, instruction=config.env.instruction)
+        self.eval_tasks = load_tasks(config.env.eval_tasks, instruction=config.env.instruction)[
+            : config.evaluation.tasks
+        ]
         self._tokenizer = load_tokenizer(config.model)
         self.codec = TokenizerCodec(self._tokenizer)
         _check_prompts(self.codec, [*self.train_tasks, *self.eval_tasks], config.limits)
