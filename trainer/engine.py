@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,7 +32,7 @@ from trainer.pretrained import check_packing, load_model, write_folder
 from trainer.schedule import learning_rate
 
 LOGITS_AT_ONCE = 1 << 26
-"""Most float32 logits that exist at a time in a forward pass (256 MiB)."""
+"""Most float32 logits that a forward pass computes at a time (256 MiB)."""
 _TAG = "state"
 _FACTS = "learner.json"
 
@@ -63,11 +64,12 @@ class StepResult:
 class LearnerEngine:
     """The policy being trained, as seen by one rank."""
 
-    def __init__(self, config: RunConfig, rank: Rank, total_updates: int) -> None:
+    def __init__(self, config: RunConfig, rank: Rank, total_updates: int, logits_at_once: int = LOGITS_AT_ONCE) -> None:
         """Loads the model, checks that it computes packed trees exactly, and joins the other ranks.
 
         `total_updates` is the number of optimizer steps of the whole run, for the learning-rate schedule.
         """
+        self._logits_at_once = logits_at_once
         self._config = config
         self._rank = rank
         self._total = total_updates
@@ -102,7 +104,7 @@ class LearnerEngine:
     def chunks(self, trained_tokens: Sequence[int]) -> list[int]:
         """How many parts each pack's logits are computed in: the largest need of any rank (a collective)."""
         vocabulary = self._engine.module.lm.config.get_text_config().vocab_size
-        rows = max(LOGITS_AT_ONCE // vocabulary, 1)
+        rows = max(self._logits_at_once // vocabulary, 1)
         return [int(value) for value in self.reduce([max(-(-n // rows), 1) for n in trained_tokens], "max")]
 
     def score(self, batch: PackTensors, chunks: int = 1) -> tuple[Tensor, Tensor]:
@@ -225,6 +227,8 @@ class LearnerEngine:
 def _join(device: str, rank: Rank) -> torch.device:
     """Joins the group of ranks; returns this rank's device."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # DeepSpeed calls collectives by names that torch has renamed, and torch says so at every call.
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     os.environ |= {"MASTER_ADDR": rank.address, "MASTER_PORT": str(rank.port), "LOCAL_RANK": "0"}
     os.environ |= {"RANK": str(rank.index), "WORLD_SIZE": str(rank.count)}
     # The shared-memory all-reduce serves inference only, and would need a C++ compiler at the first start.

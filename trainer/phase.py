@@ -29,7 +29,7 @@ class Meter:
 
     def add(self, parts: LossParts) -> None:
         """Takes in one pack."""
-        self.loss += float(parts.loss)
+        self.loss += float(parts.loss.detach())
         for name, value in parts.sums.items():
             self.sums[name] += float(value)
         for name, value in parts.largest.items():

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from trainer.config import RunConfig
 from trainer.forward import PackedPolicy, dense_mask
@@ -22,6 +23,7 @@ def load_model(config: RunConfig, *, train: bool) -> "PreTrainedModel":
 
     It stays without dropout: a random mask would make the ratio of new to old probability random too.
     """
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     lm: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         config.model.path,
         dtype=getattr(torch, config.model.dtype),
