@@ -101,7 +101,7 @@ def prepare_for_copying(model: Any) -> None:
             attention.v_proj.weight.copy_(values)
             attention.o_proj.weight.copy_(WRITE_SCALE * values.T)
             if number == 0:
-                for head, distance in enumerate(LOOK_BACK):
+                for head, distance in enumerate(LOOK_BACK[: attention.q_proj.out_features // attention.head_dim]):
                     _look_back(attention, head, distance, model.config.rope_parameters["rope_theta"])
             else:
                 attention.q_proj.weight.normal_(0, size**-0.5)
