@@ -197,8 +197,10 @@ def load(path: str, dtype: torch.dtype, demonstrations: Sequence[Demonstration])
 def save(model: Any, tokenizer: Any, out: Path, dtype: torch.dtype) -> None:
     """Writes a Hugging Face folder. `dtype` is that of the file; the configuration keeps the one trained in."""
     trained_in = model.dtype
-    weights = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
-    model.save_pretrained(out, state_dict=weights)
+    made: dict[int, Tensor] = {}  # by storage: tied weights stay one tensor, and are written once
+    for tensor in (weights := model.state_dict()).values():
+        made.setdefault(tensor.data_ptr(), tensor.to(dtype))
+    model.save_pretrained(out, state_dict={name: made[tensor.data_ptr()] for name, tensor in weights.items()})
     model.config.dtype = trained_in
     model.config.save_pretrained(out)
     tokenizer.save_pretrained(out)
