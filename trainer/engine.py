@@ -219,10 +219,6 @@ class LearnerEngine:
         if self._rank.index == 0:
             write_folder(policy.lm, state, self._config, path)
 
-    def close(self) -> None:
-        """Leaves the group of ranks."""
-        dist.destroy_process_group()
-
 
 def _join(device: str, rank: Rank) -> torch.device:
     """Joins the group of ranks; returns this rank's device."""

@@ -117,10 +117,6 @@ class LearnerRank:
         """Takes part in writing the Hugging Face folder."""
         self._engine.export(path)
 
-    def close(self) -> None:
-        """Leaves the group of ranks."""
-        self._engine.close()
-
 
 class LearnerGroup:
     """All ranks of the learner. Made by `LearnerGroup.start`."""
@@ -215,11 +211,10 @@ class LearnerGroup:
                 ray.get(done[0])
             except ray.exceptions.RayTaskError as error:
                 self.shutdown()
-                cause = error.as_instanceof_cause()  # type: ignore[no-untyped-call]
-                raise cause from None
+                raise error.cause from error
             except ray.exceptions.RayError as error:
                 self.shutdown()
-                raise RuntimeError(f"a learner rank died while the learner waited for {what}: {error}") from None
+                raise RuntimeError(f"a learner rank died while the learner waited for {what}") from error
         found: list[Any] = ray.get(list(calls))
         return found
 

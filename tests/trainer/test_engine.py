@@ -39,7 +39,6 @@ def one_phase(model: Path, index: int, port: int, logits_at_once: int, answers: 
     parameters = [(name, list(full.shape), float(full.norm())) for name, full in engine.full_parameters()]
     if index == 0:
         answers.put((metrics["learner/grad_norm"], shapes, parameters))
-    engine.close()
 
 
 def two_ranks(model: Path, logits_at_once: int) -> tuple[float, list[object], list[tuple[str, list[int], float]]]:
