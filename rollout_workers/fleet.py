@@ -22,6 +22,10 @@ from rollout_workers.scheduler import Harvest, Progress, SchedulerActor
 logger = logging.getLogger(__name__)
 
 
+class FleetError(RuntimeError):
+    """An actor or the scheduler died or did not answer in time; the text says what was waited for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSettings:
     """How many actors run where, and how long to wait for what."""
@@ -73,7 +77,7 @@ class Fleet:
         return _Member(name=name, bundle=bundle, handle=handle, started=handle.start.remote())
 
     def wait_ready(self) -> None:
-        """Waits until every engine is loaded. Raises RuntimeError naming the actor that failed or is late."""
+        """Waits until every engine is loaded. Raises FleetError naming the actor that failed or is late."""
         deadline = time.monotonic() + self._settings.start_timeout_s
         for member in self._members:
             self.get(
@@ -84,13 +88,13 @@ class Fleet:
 
     @staticmethod
     def get(reference: Any, timeout_s: float, waits_for: str) -> Any:
-        """`ray.get` with a sentence: RuntimeError saying what was waited for, or what the actor died of."""
+        """`ray.get` with a sentence: FleetError saying what was waited for, or what the actor died of."""
         try:
             return ray.get(reference, timeout=timeout_s)
         except GetTimeoutError:
-            raise RuntimeError(f"waited {timeout_s:.0f} s for {waits_for}, in vain") from None
+            raise FleetError(f"waited {timeout_s:.0f} s for {waits_for}, in vain") from None
         except RayError as error:
-            raise RuntimeError(f"failed while waiting for {waits_for}: {last_line(error)}") from error
+            raise FleetError(f"failed while waiting for {waits_for}: {last_line(error)}") from error
 
     def ready(self) -> list[Any]:
         """Handles of the actors whose engine is loaded."""
@@ -142,14 +146,20 @@ class Fleet:
         for index, member in enumerate(self._members):
             reference = member.work if member.work is not None else member.started
             if ray.wait([reference], timeout=0)[0] and not _succeeded(reference):
-                self._members[index] = self._replace(member, reference)
+                self._members[index] = self._replace(member, _cause(reference))
         ready = self.ready()
         if any(member.work is None and member.handle in ready for member in self._members):
             rejoin()
             self.begin_work()
 
-    def _replace(self, member: _Member, reference: Any) -> _Member:
-        cause = _cause(reference)
+    def restart(self, cause: str) -> None:
+        """Replaces every actor and waits until the new ones are loaded: after a failed push, which may leave any engine
+        with half of the new weights. Raises FleetError like `wait_ready`.
+        """
+        self._members = [self._replace(member, cause) for member in self._members]
+        self.wait_ready()
+
+    def _replace(self, member: _Member, cause: str) -> _Member:
         ray.kill(member.handle, no_restart=True)
         released = ray.get(self._scheduler.actor_lost.remote(member.name), timeout=60)
         self.restarts += 1

@@ -231,8 +231,15 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
         self.client.finish_weight_update()
 
     def _send(self, source: WeightSource, metadata: Sequence[ParamMeta]) -> None:
-        assert self._group is not None
         stream = iter(source)
+        try:
+            self._send_buckets(stream, metadata)
+        finally:
+            for _ in stream:  # after a failure too: the other ranks take part in reading to the end
+                pass
+
+    def _send_buckets(self, stream: Iterator[tuple[str, torch.Tensor]], metadata: Sequence[ParamMeta]) -> None:
+        assert self._group is not None
         for bucket in _layout(metadata):
             sizes = [int(torch.Size(metadata[i].shape).numel()) for i in bucket]
             flat = torch.empty(sum(sizes), dtype=metadata[bucket.start].dtype)
@@ -241,7 +248,6 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
                 assert name == metadata[index].name, f"source yields {name}, metadata says {metadata[index].name}"
                 place.copy_(tensor.reshape(-1))
             _broadcast(self._group, flat)
-        assert next(stream, None) is None, "the source yields more than its metadata says"
 
     def shutdown(self) -> None:
         """Leaves the group."""

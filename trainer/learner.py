@@ -17,6 +17,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rollout_workers.fleet import last_line
 from trainer.config import RunConfig
 from trainer.types import RankPacks, TreePack
 
@@ -29,6 +30,14 @@ Sequences = Sequence[tuple[Sequence[int], int]]
 
 _HEAVY_IMPORT_S = 120.0
 """Allowance for the first import of vllm in a learner rank."""
+_JOIN_S = 60.0
+"""Longest wait for engines to join the transfer group: they are loaded already, so a longer one is a dead engine."""
+_LINK_ERRORS = (RuntimeError, ray.exceptions.RayError)
+"""What a lost engine looks like to a rank: gloo and NCCL raise RuntimeError, calls of a dead actor a RayError."""
+
+
+class PushError(RuntimeError):
+    """The weights did not reach the rollout engines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,29 +90,37 @@ class LearnerRank:
 
     def connect_push(
         self, link: PushLink, index: int, address: str, port: int, actors: Sequence[Any], workers_per_actor: int
-    ) -> None:
-        """Joins the engines of `actors` for weight pushes, leaving the group joined before."""
+    ) -> str | None:
+        """Joins the engines of `actors` for weight pushes, leaving the group joined before; returns why it failed."""
         from rollout_workers import weight_transfer
 
         if self._sender is not None:
             self._sender.shutdown()
+            self._sender = None
         client = weight_transfer.ActorsClient(actors, workers_per_actor, link.timeout_s)
         source = weight_transfer.CallbackSource(self._engine.parameter_info, self._engine.full_parameters)
-        self._sender = weight_transfer.connect(
-            backend=link.backend,
-            rank=index,
-            address=address,
-            port=port,
-            timeout_s=link.timeout_s,
-            client=client,
-            source=source,
-        )
+        try:
+            self._sender = weight_transfer.connect(
+                backend=link.backend,
+                rank=index,
+                address=address,
+                port=port,
+                timeout_s=min(link.timeout_s, _JOIN_S),
+                client=client,
+                source=source,
+            )
+        except _LINK_ERRORS as error:
+            return last_line(error)
+        return None
 
-    def push(self) -> int:
-        """Sends the current weights; returns their size in bytes."""
+    def push(self) -> int | str:
+        """Sends the current weights; returns their size in bytes, or why it failed."""
         assert self._sender is not None, "connect_push comes first"
-        self._sender.send_weights()
-        return sum(meta.dtype.itemsize * math.prod(meta.shape) for meta in self._sender.source.metadata())
+        try:
+            self._sender.send_weights()
+        except _LINK_ERRORS as error:
+            return last_line(error)
+        return int(sum(meta.dtype.itemsize * math.prod(meta.shape) for meta in self._sender.source.metadata()))
 
     def save(self, path: Path) -> None:
         """Saves this rank's share."""
@@ -157,23 +174,30 @@ class LearnerGroup:
         return found
 
     def connect_push(self, link: PushLink, actors: Sequence[Any], workers_per_actor: int) -> None:
-        """Joins rank 0 and the engines of `actors` into one transfer group; all ranks must take part in a push."""
+        """Joins rank 0 and the engines of `actors` into one transfer group; all ranks must take part in a push.
+
+        Raises PushError when an engine does not join; the learner goes on living.
+        """
         limit = link.timeout_s + _HEAVY_IMPORT_S
         address, port = self._wait([self._ranks[0].meeting_point.remote()], "a port for the weight push", limit)[0]
-        self._wait(
-            [
-                rank.connect_push.remote(link, index, address, port, actors, workers_per_actor)
-                for index, rank in enumerate(self._ranks)
-            ],
-            "the rollout engines to join the weight push",
-            limit,
-        )
+        calls = [
+            rank.connect_push.remote(link, index, address, port, actors, workers_per_actor)
+            for index, rank in enumerate(self._ranks)
+        ]
+        failures = self._wait(calls, "the rollout engines to join the weight push", limit)
+        if failed := next((failure for failure in failures if failure), None):
+            raise PushError(f"the rollout engines did not all join the weight push: {failed}")
         self._push_limit_s = 4 * link.timeout_s  # start, update, finish, and the sending itself
 
     def push(self) -> int:
-        """Sends the weights to the engines joined by `connect_push`; returns their size in bytes."""
-        calls = [rank.push.remote() for rank in self._ranks]
-        return int(self._wait(calls, "the weight push", self._push_limit_s)[0])
+        """Sends the weights to the engines joined by `connect_push`; returns their size in bytes.
+
+        Raises PushError when the transfer failed; the learner goes on living, the engines may hold a mixture.
+        """
+        sent = self._wait([rank.push.remote() for rank in self._ranks], "the weight push", self._push_limit_s)
+        if failed := next((result for result in sent if isinstance(result, str)), None):
+            raise PushError(f"the weight push failed: {failed}")
+        return int(sent[0])
 
     def save(self, path: Path) -> None:
         """Saves weights and optimizer state of all ranks into the folder `path`, reachable from every rank's node."""

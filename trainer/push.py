@@ -5,18 +5,21 @@ copies, a missed parameter). So after each push every engine samples a few token
 and the run stops when the two disagree by more than `guards.max_logprob_diff`.
 """
 
+import logging
 import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from rollout_workers import trees
-from rollout_workers.fleet import Fleet
+from rollout_workers.fleet import Fleet, FleetError
 from rollout_workers.seeds import derive_seed
 from rollout_workers.types import Completion, Forest
 from rollout_workers.weight_names import TRANSFER_BACKENDS
 from trainer.config import RunConfig
-from trainer.learner import LearnerGroup, PushLink
+from trainer.learner import LearnerGroup, PushError, PushLink
+
+logger = logging.getLogger(__name__)
 
 
 class WeightPusher:
@@ -36,23 +39,33 @@ class WeightPusher:
     def push(self, version: int) -> dict[str, float]:
         """Sends the learner's weights as `version`; returns `push/*` metrics.
 
-        Waits for the engines and the learner, each at most `push.timeout_s` seconds. Raises RuntimeError when a side
-        does not answer in time or when the log-probabilities disagree.
+        Waits for the engines and the learner, each at most `push.timeout_s` seconds. When an engine is lost on the way,
+        all rollout actors are replaced and the push is tried once more. Raises RuntimeError when that fails too, and
+        when the log-probabilities disagree.
         """
         started = time.perf_counter()
-        actors = self._fleet.ready()
-        self._connect(actors)
-        self._all(actors, "pause", "to pause")
-        sent_bytes = self._learner.push()
-        self._all(actors, "resume", "to resume", version)
-        seconds = time.perf_counter() - started
+        try:
+            actors, sent_bytes = self._send(version)
+        except (PushError, FleetError) as error:
+            logger.warning("pushing weights version %d failed (%s): replacing the rollout actors", version, error)
+            self._connected = []
+            self._fleet.restart(f"push of version {version} failed")
+            actors, sent_bytes = self._send(version)
         return {
-            "push/seconds": seconds,
+            "push/seconds": time.perf_counter() - started,
             "push/bytes": float(sent_bytes),
             "push/actors": float(len(actors)),
             "push/version": float(version),
             **self._compare(actors, version),
         }
+
+    def _send(self, version: int) -> tuple[list[Any], int]:
+        actors = self._fleet.ready()
+        self._connect(actors)
+        self._all(actors, "pause", "to pause")
+        sent_bytes = self._learner.push()
+        self._all(actors, "resume", "to resume", version)
+        return actors, sent_bytes
 
     def _connect(self, actors: list[Any]) -> None:
         if actors == self._connected:

@@ -6,6 +6,7 @@ import pytest
 
 from envs.types import EndReason
 from rollout_workers.types import Completion, Node, TaskGroup, Tree
+from trainer.learner import PushError
 from trainer.push import WeightPusher, probe_contexts
 
 
@@ -36,16 +37,24 @@ class FakeFleet:
     def get(self, reference, timeout_s, waits_for):
         return reference
 
+    def restart(self, cause):
+        log = []
+        self.causes = [*getattr(self, "causes", []), cause]
+        self.actors = [actor(log)]
+
 
 class FakeLearner:
     def __init__(self, log, logprobs):
-        self.log, self.answer = log, logprobs
+        self.log, self.answer, self.failures = log, logprobs, 0
 
     def connect_push(self, link, actors, workers):
         self.log.append(("connect", link.backend, len(actors), workers))
 
     def push(self):
         self.log.append(("send",))
+        if self.failures:
+            self.failures -= 1
+            raise PushError("the weight push failed: peer closed")
         return 1000
 
     def logprobs(self, sequences):
@@ -103,3 +112,16 @@ def test_probes_follow_the_deepest_path_that_can_go_on():
         Node(parent=1, token_ids=(4,), logprobs=(0.0,), versions=(0,), end=EndReason.ANSWERED, reward=1.0, score=1.0),
     ])  # fmt: skip
     assert probe_contexts([TaskGroup(task=None, trees=(tree,))], 3) == [[1, 2, 3]]
+
+
+def test_a_failed_push_replaces_the_actors_and_is_tried_once_more():
+    log = []
+    made = pusher(log, [-1.0, -2.0])
+    made._learner.failures = 1
+    metrics = made.push(2)
+    assert made._fleet.causes == ["push of version 2 failed"]
+    assert [entry[0] for entry in log] == ["connect", "pause", "send", "connect", "send"]
+    assert metrics["push/version"] == 2.0
+    made._learner.failures = 2
+    with pytest.raises(PushError, match="peer closed"):
+        made.push(3)
