@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes conf/model/tiny, the starting policy of the quickstart, from nothing: about 25 minutes on one CPU core.
+# Makes conf/model/tiny, the starting policy of the quickstart, from nothing: about 20 minutes on one free CPU core.
 #
 #   scripts/make_tiny_model.sh [FOLDER]        default: data/tiny-model/model; copy it to conf/model/tiny to ship it
 #
