@@ -118,8 +118,9 @@ def report(games: Sequence[Game]) -> list[str]:
 
 def run(options: argparse.Namespace) -> None:
     """Loads, plays, prints. Raises ValueError for wrong files."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.manual_seed(options.seed)
     tasks = load_tasks(options.tasks, instruction=options.instruction, limit=options.count) * options.samples
     env = SearchEnv(

@@ -7,7 +7,6 @@ are trained. The same seed, steps and thread count give the same model; `--minut
 
 import argparse
 import math
-import os
 import random
 import sys
 import time
@@ -178,8 +177,9 @@ def train(model: Any, tokenizer: Any, source: Source, recipe: Recipe, measure: C
 
 def load(path: str, dtype: torch.dtype, demonstrations: Sequence[Demonstration]) -> tuple[Any, Any]:
     """(model, tokenizer): made for `tiny`, else read. Raises ValueError for a path that holds no usable model."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if path == TINY:
         tokenizer = tiny_tokenizer(_texts(demonstrations))
         return tiny_model(tokenizer), tokenizer
@@ -259,7 +259,6 @@ def _recipe(options: argparse.Namespace, demonstrations: Sequence[Demonstration]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code (2 for a wrong setting)."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         run(_parser().parse_args(arguments))
     except (ValueError, OSError) as error:
