@@ -100,6 +100,22 @@ def test_the_export_loads_and_evaluates(quickstart: Path) -> None:
     assert 0.0 <= result["pass@1"] <= result["pass@2"] <= 1.0
 
 
+def test_a_seed_fixes_a_run(quickstart: Path, tmp_path: Path) -> None:
+    """The same three steps without `ray job submit`: all numbers but times and loads are the same, bit for bit."""
+    finish(start(tmp_path, "again", "steps=3", "checkpoint.every=2"))
+
+    def numbers(folder: Path) -> list[dict[str, Any]]:
+        clocks = ("time/", "system/", "push/seconds", "learner/seconds", "_per_s", "env_seconds")
+        cached = ("cached", "prefill_tokens_computed")  # which of two simultaneous prompts fills the cache is a race
+        return [
+            {name: value for name, value in line.items() if not any(part in name for part in (*clocks, *cached))}
+            for line in metrics_of(folder)
+            if line["step"] <= 3
+        ]
+
+    assert numbers(tmp_path / "again") == numbers(quickstart)
+
+
 def test_a_resumed_run_goes_on_from_its_checkpoint(quickstart: Path) -> None:
     before = metrics_of(quickstart)
     process = start(quickstart.parent, "three", "steps=4", "checkpoint.every=2")
