@@ -4,6 +4,7 @@ A plain object without Ray or clocks (the time is passed in), owned by the `Tree
 actor wait for a slow tree: a tree's next round is queued the moment its own branches have ended.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -101,11 +102,20 @@ class Collection:
         held = f"{len(self._leases)} branches held by {', '.join(holders)}" if holders else "no branch held by an actor"
         return f"{done} of {total} leaves grown, {queued} branches queued, {held}"
 
-    def assign(self, actor: str, capacity: int, now: float) -> list[WorkItem]:
-        """Up to `capacity` items for `actor`: of tasks it holds, then of tasks nobody holds, then stolen ones."""
+    def assign(self, actor: str, capacity: int, now: float, actors: int = 1) -> list[WorkItem]:
+        """Up to `capacity` items for `actor`: of tasks it holds, then of tasks nobody holds, then stolen ones.
+
+        Of tasks that nobody holds it gets at most its share among `actors` live actors, or the first to ask would take
+        them all.
+        """
         items: list[WorkItem] = []
+        held = sum(lease.actor == actor for lease in self._leases.values())
+        open_items = len(self._leases) + sum(len(state.queued) for state in self._states.values())
+        share = math.ceil(open_items / actors)
         while len(items) < capacity and (state := self._source(actor)) is not None:
             if state.owner is None:
+                if held + len(items) >= share:
+                    break
                 state.owner = actor
             item = state.queued.popleft()
             self.ledger.branches_stolen += state.owner != actor

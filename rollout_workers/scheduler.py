@@ -44,6 +44,8 @@ class TreeScheduler:
 
     def __init__(self) -> None:
         self._collection: Collection | None = None
+        self._actors: set[str] = set()
+        """Actors that have asked for work and are not known to be dead."""
         self._changed = asyncio.Condition()
         self._last_push = time.monotonic()
 
@@ -56,6 +58,7 @@ class TreeScheduler:
 
     async def pull(self, actor: str, capacity: int, wait_s: float) -> list[WorkItem]:
         """Work for `actor`, at most `capacity` items; an empty list after `wait_s` seconds without any."""
+        self._actors.add(actor)
         deadline = time.monotonic() + wait_s
         async with self._changed:
             while not (items := self._assign(actor, capacity)):
@@ -73,7 +76,7 @@ class TreeScheduler:
             return []
         now = time.monotonic()
         self._collection.expire(now)
-        return self._collection.assign(actor, capacity, now)
+        return self._collection.assign(actor, capacity, now, len(self._actors))
 
     async def push(self, results: Sequence[BranchResult]) -> None:
         """Takes finished branches; duplicates of a branch and leftovers of an earlier collection are dropped."""
@@ -85,6 +88,7 @@ class TreeScheduler:
 
     async def actor_lost(self, actor: str) -> int:
         """Queues again what `actor` held; returns how many branches."""
+        self._actors.discard(actor)
         released = self._collection.release(actor) if self._collection is not None else 0
         await self._wake()
         return released

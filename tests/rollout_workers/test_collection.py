@@ -119,6 +119,17 @@ def test_trees_of_a_task_stay_with_the_actor_that_holds_them():
     assert collection.ledger.branches_stolen == 0
 
 
+def test_the_first_actor_to_ask_leaves_the_others_their_share():
+    collection = Collection(spec(4))
+    first = collection.assign("a", 100, now=0.0, actors=2)
+    second = collection.assign("b", 100, now=0.0, actors=2)
+    assert [item.task.id for item in first] == ["q0", "q0", "q1", "q1"]
+    assert [item.task.id for item in second] == ["q2", "q2", "q3", "q3"]
+    for item in first:
+        collection.complete(play(item))
+    assert len(collection.assign("a", 100, now=0.0, actors=2)) == 8, "expansions of its own trees are not limited"
+
+
 def test_an_idle_actor_steals_from_a_queue_longer_than_steal_after_times_the_mean():
     collection = Collection(spec(1, rules=TreeRules(roots=8, rounds=0), steal_after=1.5))
     collection.assign("a", 1, now=0.0)
