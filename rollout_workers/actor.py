@@ -137,10 +137,6 @@ class RolloutActor:
         ]
         return list(await asyncio.gather(*requests))
 
-    async def tokenise(self, tasks: Sequence[Task]) -> list[list[int]]:
-        """Prompt ids of each task, as rollouts will use them."""
-        return [self._codec.prompt(task) for task in tasks]
-
     async def pause(self) -> None:
         """Freezes branches in flight and clears the caches."""
         await self._engine.pause()

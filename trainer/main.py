@@ -94,9 +94,11 @@ def _on_cluster(config: RunConfig, findings: Findings) -> int:
         from trainer.loop import run
 
         return run(config)
-    except RuntimeError as error:
+    except ConfigError:
+        raise
+    except (RuntimeError, ValueError) as error:
         traceback.print_exc()
-        print(f"The run stopped: {error}.", file=sys.stderr)
+        print(f"The run stopped: {str(error).rstrip('.')}.", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("Stopped by SIGTERM." if stops else "Interrupted.", file=sys.stderr)

@@ -26,6 +26,7 @@ from rollout_workers.types import Sampling
 from rollout_workers.weight_names import TRANSFER_BACKENDS
 from trainer import placement
 from trainer.config import LimitsConfig, ModelConfig, RunConfig
+from trainer.config.sentences import ConfigError
 from trainer.learner import LearnerGroup
 from trainer.progress import Progress
 from trainer.push import WeightPusher
@@ -41,7 +42,7 @@ class Session:
     def __init__(self, config: RunConfig) -> None:
         """Opens the run folder and the tasks; nothing is started yet.
 
-        Raises ValueError (one sentence) for a task file that cannot be used and for a prompt that is too long.
+        Raises ConfigError (one sentence) for a prompt that is too long.
         """
         self.config = config
         self.train_tasks = load_tasks(config.env.train_tasks, instruction=config.env.instruction)
@@ -120,12 +121,14 @@ class Session:
 
 
 def _check_prompts(codec: TokenizerCodec, tasks: Sequence[Task], limits: LimitsConfig) -> None:
-    """Raises ValueError naming the first task whose prompt is too long: prompts are never cut."""
+    """Raises ConfigError naming the first task whose prompt is too long: prompts are never cut."""
     for task in tasks:
         if (length := len(codec.prompt(task))) > limits.max_prompt_tokens:
-            raise ValueError(
-                f"the prompt of task {task.id!r} has {length} tokens, more than limits.max_prompt_tokens="
-                f"{limits.max_prompt_tokens}; prompts are never cut: raise the limit or leave the task out"
+            raise ConfigError(
+                [
+                    f"The prompt of task {task.id!r} has {length} tokens, more than limits.max_prompt_tokens="
+                    f"{limits.max_prompt_tokens}; prompts are never cut: raise the limit or leave the task out."
+                ]
             )
 
 
