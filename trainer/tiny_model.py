@@ -56,6 +56,8 @@ def tiny_tokenizer(texts: Iterable[str]) -> Any:
         tokenizer_object=tokenizer,
         eos_token=END,
         pad_token=PAD,
+        # Never produced by a byte-level BPE; without it, transformers' Qwen2 tokenizer adds one beyond the vocabulary.
+        unk_token=PAD,
         chat_template=CHAT,
         clean_up_tokenization_spaces=False,
         model_max_length=2048,

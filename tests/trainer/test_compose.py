@@ -175,7 +175,7 @@ def compose_settings_fault(folder):
 def test_cfg_job_prints_what_was_composed(capsys):
     assert main(["experiment=quickstart", "tree.roots=5", "--cfg", "job"]) == 0
     printed = OmegaConf.create(capsys.readouterr().out)
-    assert (printed.tree.roots, printed.learner.lr, "hydra" in printed) == (5, 2e-4, False)
+    assert (printed.tree.roots, printed.learner.lr, "hydra" in printed) == (5, 5e-4, False)
 
 
 def test_help_names_groups_and_an_example(capsys):
