@@ -45,8 +45,9 @@ def evaluate(config: RunConfig, samples: int) -> dict[str, float]:
     from envs.tasks import load_tasks
     from rollout_workers.fleet import Fleet
     from trainer import placement
-    from trainer.session import chain_rules, collection_spec, fleet_settings
+    from trainer.session import chain_rules, collection_spec, fleet_settings, located
 
+    config = located(config)
     tasks = load_tasks(config.env.eval_tasks, instruction=config.env.instruction)[: config.evaluation.tasks]
     group = placement.reserve(config, learner=False)
     fleet = Fleet(fleet_settings(config), group, first_bundle=0)

@@ -125,14 +125,14 @@ class Loop:
         found = checkpoint.find(self.config.resume, self.session.folder.checkpoints)
         if found is None:
             return
-        self.session.learner.load(found)
+        self.session.learner.load(found.resolve())
         self.totals = Totals.from_json(checkpoint.driver_state(found))
         self.session.progress.note(f"resumed from {found} after step {self.totals.step}")
 
     def save(self) -> None:
         """A checkpoint of this step; older ones beyond `checkpoint.keep` go."""
         path = checkpoint.folder(self.session.folder.checkpoints, self.totals.step)
-        self.session.learner.save(path)
+        self.session.learner.save(path.resolve())
         checkpoint.finish(path, self.totals.to_json())
         checkpoint.prune(self.session.folder.checkpoints, self.config.checkpoint.keep)
 
@@ -140,9 +140,10 @@ class Loop:
         """Last checkpoint, Hugging Face export, summary and report."""
         session, folder = self.session, self.session.folder
         self.save()
-        session.learner.export(folder.export)
+        session.learner.export(folder.export.resolve())
         self.totals.seconds["total"] = seconds
-        summary = self.totals.summary(seed=self.config.seed, versions=library_versions(), model=self.config.model.path)
+        model, seed = session.as_set.model.path, self.config.seed
+        summary = self.totals.summary(seed=seed, versions=library_versions(), model=model)
         folder.write_summary(summary)
         session.tracker.summary(summary)
         report = write_report(folder.path)

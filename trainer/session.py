@@ -44,7 +44,9 @@ class Session:
 
         Raises ConfigError (one sentence) for a prompt that is too long.
         """
-        self.config = config
+        self.as_set = config
+        """The configuration as the user wrote it."""
+        self.config = config = located(config)
         self.train_tasks = load_tasks(config.env.train_tasks, instruction=config.env.instruction)
         self.eval_tasks = load_tasks(config.env.eval_tasks, instruction=config.env.instruction)[
             : config.evaluation.tasks
@@ -53,7 +55,7 @@ class Session:
         self.codec = TokenizerCodec(self._tokenizer)
         _check_prompts(self.codec, [*self.train_tasks, *self.eval_tasks], config.limits)
         self.folder = RunFolder(Path(config.runs_dir) / config.name)
-        settings = config.model_dump(mode="json")
+        settings = self.as_set.model_dump(mode="json")
         self.folder.write_config(settings)
         self.progress = Progress(sys.stdout)
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
@@ -184,7 +186,7 @@ def fleet_settings(config: RunConfig) -> FleetSettings:
     """The rollout side of the configuration as plain values."""
     rollout = config.rollout
     engine = EngineSettings(
-        model=shared_path(config.model.path),
+        model=config.model.path,
         dtype=config.model.dtype,
         device=rollout.device,
         max_context_tokens=config.limits.max_context_tokens,
@@ -201,7 +203,7 @@ def fleet_settings(config: RunConfig) -> FleetSettings:
     )
     actor = ActorSettings(
         engine=engine,
-        env=env_settings(config),
+        env=config.env,
         env_timeout_s=config.env.max_tool_seconds + 5.0,
         turn_timeout_s=rollout.turn_timeout_s,
     )
@@ -217,13 +219,14 @@ def fleet_settings(config: RunConfig) -> FleetSettings:
     )
 
 
-def env_settings(config: RunConfig) -> Any:
-    """The `env` section with its corpus where every process of this machine finds it."""
-    retriever = config.env.retriever
-    if retriever.kind != "local":
-        return config.env
-    local = retriever.model_copy(update={"corpus": Path(shared_path(str(retriever.corpus)))})
-    return config.env.model_copy(update={"retriever": local})
+def located(config: RunConfig) -> RunConfig:
+    """The configuration with the model and the corpus where every process finds them (see `shared_path`)."""
+    model = config.model.model_copy(update={"path": shared_path(config.model.path)})
+    env, retriever = config.env, config.env.retriever
+    if retriever.kind == "local":
+        local = retriever.model_copy(update={"corpus": Path(shared_path(str(retriever.corpus)))})
+        env = env.model_copy(update={"retriever": local})
+    return config.model_copy(update={"model": model, "env": env})
 
 
 def shared_path(path: str) -> str:
