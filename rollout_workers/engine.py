@@ -150,18 +150,10 @@ class GenerationEngine:
         await self._llm.pause_generation(mode="keep", clear_cache=True)
 
     async def resume(self, version: int) -> None:
-        """Labels the weights now loaded and lets requests run again.
-
-        Raises RuntimeError when the prefix cache could not be cleared (stale keys and values would be reused).
-        """
+        """Labels the weights now loaded and lets requests run again."""
         await self._llm.update_weight_version(str(version))
         self.version = version
         await self._llm.resume_generation()
-
-    async def reset_prefix_cache(self) -> None:
-        """Empties the prefix cache. Raises RuntimeError when requests still run (vLLM answers False, silently)."""
-        if not await self._llm.reset_prefix_cache():
-            raise RuntimeError("the prefix cache was not reset because requests are still running")
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Joins the learner's transfer group."""

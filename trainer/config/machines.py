@@ -83,11 +83,6 @@ class RolloutConfig(Section):
     max_restarts: CountOrZero = 8
     """Dead actors replaced during a run; one more death stops it."""
 
-    @property
-    def branches_at_once(self) -> int:
-        """Actors · max_branches, e.g. 2·64 = 128."""
-        return self.actors * self.max_branches
-
 
 class PushConfig(Section):
     """Moving new weights from the learner to the rollout engines."""
