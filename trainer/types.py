@@ -14,6 +14,25 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RatioUnits:
+    """Groups of tokens that share one ratio of new to old probability: agent steps, or whole paths. U units.
+
+    The ratio of a unit is the geometric mean over its members (GSPO, arXiv 2507.18071, Eq. 7). Example: a prompt with
+    a shared step (10, 11) and two leaves (12) and (13), as paths: `member_tokens = [0, 1, 2, 0, 1, 3]` (indices into
+    the pack), `member_units = [0, 0, 0, 1, 1, 1]`.
+    """
+
+    positive: Floats
+    """(U,) P of each unit: sum of weight times advantage, where above 0, over its members."""
+    negative: Floats
+    """(U,) N of each unit: the same below 0."""
+    member_tokens: Ints
+    """(E,) index into the pack of each member; a token of a shared prefix is a member of several paths."""
+    member_units: Ints
+    """(E,) which unit it is a member of, ascending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TreePack:
     """One or more trees (or parts of trees) laid out in one row of T tokens; every array has length T.
 
@@ -37,7 +56,9 @@ class TreePack:
     weight: Floats
     """W: sum of the weights of the leaves under the token; above 0 exactly where the token is trained."""
     old_logprobs: Floats
-    """Log-probability under the policy that sampled the token, as the rollout engine reported it; 0 if not trained."""
+    """Log-probability under the policy that sampled the token, as the rollout engine reported it; 0 if not sampled."""
+    units: "RatioUnits | None" = None
+    """What shares a ratio; None: each trained token has its own."""
     repeated_tokens: int = 0
     """Tokens of a prefix that another pack of the same optimizer step holds (and trains) too."""
 
@@ -50,6 +71,14 @@ class TreePack:
     def trained_tokens(self) -> int:
         """Tokens that carry loss, e.g. `3` in the example if both branches were sampled."""
         return int(np.count_nonzero(self.weight))
+
+    @property
+    def scored(self) -> npt.NDArray[np.bool_]:
+        """(T,) tokens whose log-probability the loss needs: the trained ones, and members of ratio units."""
+        scored = self.weight != 0
+        if self.units is not None:
+            scored[self.units.member_tokens] = True
+        return scored
 
 
 RankPacks: TypeAlias = list[list[TreePack]]

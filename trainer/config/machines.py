@@ -7,6 +7,17 @@ from pydantic import Field
 from trainer.config.base import Count, CountOrZero, Decay, Positive, Section, Share, Text
 
 
+class LoraConfig(Section):
+    """Low-rank adapters (PEFT) in place of full weights; the engines receive the merged weights."""
+
+    rank: CountOrZero = 0
+    """Rank of the adapters; 0 trains the full weights."""
+    alpha: Positive = 16.0
+    """The adapters' product is scaled by alpha / rank."""
+    targets: Annotated[tuple[Text, ...], Field(strict=False, min_length=1)] = ("all-linear",)
+    """Names of the adapted layers, e.g. `[q_proj, v_proj]`; `[all-linear]` adapts all but the output layer."""
+
+
 class LearnerConfig(Section):
     """The DeepSpeed learner: one Ray actor per rank."""
 
@@ -34,8 +45,11 @@ class LearnerConfig(Section):
     """Optimizer steps per pass over the trees of a step."""
     epochs: Count = 1
     """Passes over the trees of a step."""
+    layout: Literal["auto", "level", "packed", "flat"] = "auto"
+    """Each token once, attention by segments (`level`) or mask (`packed`); one row per leaf (`flat`)."""
     max_tokens_per_pack: Count = 2048
     """Most unique tokens in one forward pass; at least limits.max_context_tokens, so that every path fits."""
+    lora: LoraConfig = LoraConfig()
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     threads: Count = 1

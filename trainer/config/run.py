@@ -105,6 +105,11 @@ def _method_problems(config: RunConfig) -> Iterator[str]:
             "advantage.kind=intra needs at least two leaves per tree: "
             "set tree.rounds and tree.nodes_per_round to at least 1, or use advantage.kind=inter."
         )
+    if loss.tis_cap is not None and loss.old_logprobs == "rollout":
+        yield (
+            "loss.tis_cap needs loss.old_logprobs=recompute: with old_logprobs=rollout the ratio itself already "
+            "compares the learner with the rollout engine."
+        )
     batches, tasks = config.learner.mini_batches, config.tasks_per_step
     if batches > tasks:
         yield f"learner.mini_batches={batches} must be at most tasks_per_step={tasks}."

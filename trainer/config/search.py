@@ -35,10 +35,16 @@ class TreeConfig(Section):
 class AdvantageConfig(Section):
     """How rewards of leaves become advantages."""
 
-    kind: Literal["tree", "inter", "intra"] = "tree"
-    """`inter`: normalised over all leaves of the task; `intra`: over the leaves of one tree; `tree`: their sum."""
+    kind: Literal["tree", "inter", "intra", "tree_2norm", "loo", "sibling", "edge", "global_local", "node_value"] = (
+        "tree"
+    )
+    """Of leaves: `inter` (in the task), `intra` (in the tree), `tree` (both), `tree_2norm`, `loo`; else of nodes."""
     singleton: Literal["zero", "raw"] = "zero"
     """Advantage of a leaf that is alone in its group: 0, or its raw reward."""
+    dead_groups: Literal["keep", "drop", "resample"] = "keep"
+    """Tasks without any advantage other than 0: kept in KL and weights, left out, or replaced by further tasks."""
+    resample_rounds: Count = 3
+    """Most further collections per step under `dead_groups: resample`; what is dead after them is left out."""
 
 
 class LossConfig(Section):
@@ -58,6 +64,12 @@ class LossConfig(Section):
     """Token weights: each leaf's mean, the mean over all tokens of the global batch, or divided by dr_grpo_length."""
     dr_grpo_length: Count | None = None
     """Fixed divisor of `dr_grpo`, in tokens per leaf; only for that aggregation."""
+    ratio_level: Literal["token", "turn", "sequence"] = "token"
+    """What shares one ratio: a token, an agent step, or a whole path (GSPO); longer ones take the geometric mean."""
+    old_logprobs: Literal["rollout", "recompute"] = "rollout"
+    """Denominator of the ratio: what the rollout engine reported, or the learner's own before its first step."""
+    tis_cap: Positive | None = None
+    """Truncated importance sampling: weight min(learner / engine probability, cap); needs `recompute`, null is off."""
 
 
 class LimitsConfig(Section):
