@@ -75,7 +75,7 @@ class TreePack:
     @property
     def scored(self) -> npt.NDArray[np.bool_]:
         """(T,) tokens whose log-probability the loss needs: the trained ones, and members of ratio units."""
-        scored = self.weight != 0
+        scored: npt.NDArray[np.bool_] = self.weight != 0
         if self.units is not None:
             scored[self.units.member_tokens] = True
         return scored
