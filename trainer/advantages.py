@@ -7,6 +7,7 @@ mean must never turn equal rewards into small advantages.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -21,6 +22,23 @@ EPS = 1e-6
 Singleton: TypeAlias = Literal["zero", "raw"]
 PerTree: TypeAlias = list[dict[int, float]]
 """One entry per tree of the task: leaf's node index -> value, e.g. `[{2: 1.0, 3: 0.0}, {1: 0.2}]`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeAdvantages:
+    """Advantages of one tree."""
+
+    level: Literal["leaf", "node"]
+    values: dict[int, float]
+    """`leaf`: leaf's index -> value, which counts for every sampled token of the leaf's path. `node`: node's index ->
+    value, which counts for the node's own tokens; every node but the root that has a rewarded leaf under it."""
+    leaves: tuple[int, ...]
+    """Leaves that have a reward, ascending, e.g. `(2, 4)`: these carry weight in the loss."""
+
+    @classmethod
+    def of_leaves(cls, values: Mapping[int, float]) -> "TreeAdvantages":
+        """Leaf-level advantages; the leaves are those of `values`."""
+        return cls(level="leaf", values=dict(values), leaves=tuple(sorted(values)))
 
 
 def normalise(rewards: Sequence[float], singleton: Singleton) -> list[float]:
@@ -58,15 +76,16 @@ KINDS: Mapping[str, Callable[[PerTree, Singleton], PerTree]] = {"tree": tree, "i
 """Every value of `advantage.kind`."""
 
 
-def advantages(group: TaskGroup, kind: str = "tree", singleton: Singleton = "zero") -> PerTree:
-    """Advantage of every leaf that has a reward, per tree of the task.
+def advantages(group: TaskGroup, kind: str = "tree", singleton: Singleton = "zero") -> list[TreeAdvantages]:
+    """Advantages of one task, one entry per tree.
 
     Raises ValueError (one sentence) for an unknown kind, for a reward that is not finite, and for a leaf that ended
     without an environment error but has no reward.
     """
     if kind not in KINDS:
         raise ValueError(f"advantage.kind={kind} is unknown; accepted: {', '.join(KINDS)}")
-    return KINDS[kind]([leaf_rewards(one) for one in group.trees], singleton)
+    values = KINDS[kind]([leaf_rewards(one) for one in group.trees], singleton)
+    return [TreeAdvantages.of_leaves(per_tree) for per_tree in values]
 
 
 def leaf_rewards(one: Tree) -> dict[int, float]:

@@ -14,11 +14,12 @@ from typing import Any, Literal, TypeAlias
 
 from envs.types import EndReason, Message, Task
 from rollout_workers.types import Forest, Node, Tree
+from trainer.advantages import TreeAdvantages
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 ForestKind: TypeAlias = Literal["step", "eval"]
-Advantages: TypeAlias = Sequence[Sequence[Mapping[int, float]]]
-"""Per task of a forest, per tree of the task: node index → advantage, e.g. `[[{2: 0.91, 4: -0.91}, {1: 0.0}]]`."""
+Advantages: TypeAlias = Sequence[Sequence[TreeAdvantages]]
+"""`[task][tree]`, parallel to a forest."""
 
 _UNFINISHED = "\ufffd"
 """What decoders show for bytes that are not (yet) a whole character."""
@@ -65,7 +66,7 @@ def record_forest(
         if limit is not None and len(records) >= limit:
             break
         for number, tree in enumerate(group.trees):
-            known = advantages[place][number] if advantages is not None else {}
+            known = advantages[place][number].values if advantages is not None else {}
             texts = tuple(_node_text(node, decode, decode_one, known.get(i)) for i, node in enumerate(tree.nodes))
             records.append(TreeRecord(kind=kind, step=step, task=group.task, tree=tree, texts=texts))
     return records

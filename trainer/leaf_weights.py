@@ -9,10 +9,10 @@ from typing import TypeAlias
 
 from rollout_workers.trees import path
 from rollout_workers.types import TaskGroup, Tree
-from trainer.advantages import PerTree
+from trainer.advantages import TreeAdvantages
 from trainer.config import LossConfig
 
-Weights: TypeAlias = list[PerTree]
+Weights: TypeAlias = list[list[dict[int, float]]]
 """`[task][tree]`: leaf's node index -> weight."""
 
 
@@ -21,17 +21,19 @@ def sampled_tokens(tree: Tree, leaf: int) -> int:
     return sum(len(tree.nodes[index].token_ids) for index in path(tree, leaf))
 
 
-def leaf_weights(groups: Sequence[TaskGroup], advantages: Sequence[PerTree], loss: LossConfig) -> Weights:
-    """Weight of every leaf that has an advantage; w multiplies the loss of each token of the leaf's path.
+def leaf_weights(
+    groups: Sequence[TaskGroup], advantages: Sequence[Sequence[TreeAdvantages]], loss: LossConfig
+) -> Weights:
+    """Weight of every leaf that has a reward; w multiplies the loss of each token of the leaf's path.
 
-    With B tasks, G leaves of the task and |H| sampled tokens of the leaf (leaves without an advantage count nowhere):
+    With B tasks, G leaves of the task and |H| sampled tokens of the leaf (leaves without a reward count nowhere):
     `seq_mean` 1/(B*G*|H|), the mean over tasks of the mean over leaves of the mean over tokens (Tree-GRPO);
     `token_mean` 1/sum of |H| over the batch, one constant; `dr_grpo` 1/(B*G*loss.dr_grpo_length).
     """
     lengths = [
         [
-            {leaf: sampled_tokens(tree, leaf) for leaf in values}
-            for tree, values in zip(group.trees, per_tree, strict=True)
+            {leaf: sampled_tokens(tree, leaf) for leaf in found.leaves}
+            for tree, found in zip(group.trees, per_tree, strict=True)
         ]
         for group, per_tree in zip(groups, advantages, strict=True)
     ]

@@ -9,7 +9,7 @@ import time
 
 from rollout_workers.types import Forest
 from trainer import checkpoint
-from trainer.advantages import PerTree, advantages, reward_stats
+from trainer.advantages import TreeAdvantages, advantages, reward_stats
 from trainer.config import RunConfig
 from trainer.metrics import collection_metrics, eval_metrics
 from trainer.packing import pack_forest
@@ -111,7 +111,7 @@ class Loop:
         self.session.folder.append_metrics(self.totals.step, metrics)
         self.session.tracker.log(self.totals.step, metrics)
 
-    def log(self, forest: Forest, credit: list[PerTree], metrics: dict[str, float]) -> None:
+    def log(self, forest: Forest, credit: list[list[TreeAdvantages]], metrics: dict[str, float]) -> None:
         """A finished step: its metrics, the display, and some of its trees."""
         session, step, log = self.session, self.totals.step, self.config.logger
         self.record(metrics)

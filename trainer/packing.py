@@ -12,21 +12,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from rollout_workers.trees import backup_sum, path, preorder
+from rollout_workers.trees import path, preorder
 from rollout_workers.types import Forest, Tree
-from trainer.advantages import PerTree
+from trainer.advantages import TreeAdvantages
 from trainer.config import LearnerConfig, LossConfig
+from trainer.credit import Credit, contributes, tree_credit
 from trainer.leaf_weights import leaf_weights
 from trainer.types import PackedForest, RankPacks, TreePack, blank_pack
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Credit:
-    """Loss weights of one tree's nodes, each list as long as the tree (method: P, N and W)."""
-
-    positive: list[float]
-    negative: list[float]
-    weight: list[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +35,11 @@ class Piece:
 
 
 def pack_forest(
-    forest: Forest, advantages: Sequence[PerTree], loss: LossConfig, learner: LearnerConfig
+    forest: Forest, advantages: Sequence[Sequence[TreeAdvantages]], loss: LossConfig, learner: LearnerConfig
 ) -> PackedForest:
     """Packs of one learning phase: `learner.mini_batches` optimizer steps over contiguous parts of the forest.
 
-    `advantages` is parallel to `forest`. Leaves without an advantage are not trained. Leaves whose advantage is 0 add
+    `advantages` is parallel to `forest`. Leaves without a reward are not trained. Leaves whose advantage is 0 add
     nothing to the gradient without a KL or entropy term, so then their paths are left out (the weights of all others
     stay the same). Raises ValueError if one path alone has more tokens than `learner.max_tokens_per_pack`.
     """
@@ -68,15 +60,6 @@ def pack_forest(
     stats["tree/token_saving"] = stats["tree/flat_tokens"] / max(laid_out, 1.0)
     stats["tree/pack_fill"] = laid_out / max(stats["tree/packs"] * learner.max_tokens_per_pack, 1.0)
     return PackedForest(mini_batches=mini_batches, stats=stats)
-
-
-def credit_nodes(tree: Tree, advantages: dict[int, float], weights: dict[int, float]) -> Credit:
-    """P, N and W of every node: sums over the leaves under it."""
-    return Credit(
-        positive=backup_sum(tree, {leaf: weights[leaf] * max(value, 0.0) for leaf, value in advantages.items()}),
-        negative=backup_sum(tree, {leaf: weights[leaf] * min(value, 0.0) for leaf, value in advantages.items()}),
-        weight=backup_sum(tree, weights),
-    )
 
 
 def split(tree: Tree, leaves: Sequence[int], credit: Credit, capacity: int) -> list[Piece]:
@@ -205,16 +188,19 @@ def flat_pack(sequences: Sequence[tuple[Sequence[int], int]]) -> TreePack:
     return pack
 
 
-def _pieces(groups: Forest, advantages: Sequence[PerTree], loss: LossConfig, capacity: int) -> tuple[list[Piece], int]:
+def _pieces(
+    groups: Forest, advantages: Sequence[Sequence[TreeAdvantages]], loss: LossConfig, capacity: int
+) -> tuple[list[Piece], int]:
     """Pieces of one mini-batch, and how many tokens one row per leaf would have taken."""
     regularised = loss.kl_coef > 0 or loss.entropy_coef > 0
     pieces: list[Piece] = []
     flat_tokens = 0
     for group, per_tree, weights in zip(groups, advantages, leaf_weights(groups, advantages, loss), strict=True):
-        for tree, values, tree_weights in zip(group.trees, per_tree, weights, strict=True):
-            kept = [leaf for leaf in values if tree_weights[leaf] > 0 and (regularised or values[leaf] != 0)]
+        for tree, found, tree_weights in zip(group.trees, per_tree, weights, strict=True):
+            weighted = [leaf for leaf in found.leaves if tree_weights[leaf] > 0]
+            kept = [leaf for leaf in weighted if regularised or contributes(tree, leaf, found)]
             flat_tokens += sum(_size(tree, index) for leaf in kept for index in path(tree, leaf))
-            pieces.extend(split(tree, kept, credit_nodes(tree, values, tree_weights), capacity))
+            pieces.extend(split(tree, kept, tree_credit(tree, found, tree_weights), capacity))
     return pieces, flat_tokens
 
 

@@ -86,8 +86,8 @@ class RunFolder:
     ) -> list[TreeRecord]:
         """Writes the trees of a step to `forest_path(kind, step)`, one line each, and returns what was written.
 
-        `decode` turns token ids into text, special tokens kept. `advantages` has, per task and tree of `forest`,
-        {node index: advantage}. `limit` is a number of trees: whole tasks are kept, in order, until it is reached.
+        `decode` turns token ids into text, special tokens kept. `advantages` is parallel to `forest`, task
+        by task and tree by tree. `limit` is a number of trees: whole tasks are kept, in order, until it is reached.
         """
         records = record_forest(kind, step, forest, decode, advantages, limit)
         write_atomic(self.forest_path(kind, step), forest_text(records))

@@ -5,7 +5,7 @@ import pytest
 
 from envs.types import EndReason, Message, Task
 from rollout_workers.types import Node, TaskGroup, Tree
-from trainer.advantages import KINDS, advantages, normalise, reward_stats
+from trainer.advantages import KINDS, TreeAdvantages, advantages, normalise, reward_stats
 
 
 def star(index: int, rewards: list[float | None]) -> Tree:
@@ -24,8 +24,8 @@ def group(*rewards: list[float | None]) -> TaskGroup:
     return TaskGroup(task=task, trees=tuple(star(i, values) for i, values in enumerate(rewards)))
 
 
-def flat(found: list[dict[int, float]]) -> list[float]:
-    return [value for tree in found for value in tree.values()]
+def flat(found: list[TreeAdvantages]) -> list[float]:
+    return [value for tree in found for value in tree.values.values()]
 
 
 A, B = [1.0, 0.0, 0.2], [0.2, 0.2, 0.2]
@@ -76,7 +76,7 @@ def test_singleton() -> None:
 
 def test_environment_errors_leave_the_statistics_first() -> None:
     found = advantages(group([1.0, None, 0.0, 0.2], B), "tree")
-    assert list(found[0]) == [1, 3, 4]
+    assert list(found[0].values) == [1, 3, 4]
     assert flat(found) == pytest.approx(flat(advantages(group(A, B), "tree")))
 
 

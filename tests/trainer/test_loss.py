@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rollout_workers import trees
 from rollout_workers.types import Forest
-from trainer.advantages import PerTree, advantages
+from trainer.advantages import TreeAdvantages, advantages
 from trainer.config import LearnerConfig, LossConfig
 from trainer.forward import PackedPolicy, PackTensors, to_tensors
 from trainer.leaf_weights import leaf_weights
@@ -39,7 +39,7 @@ def rows(lm: torch.nn.Module, forest: Forest) -> list[tuple[int, int, int, Tenso
 
 
 def flat_loss(
-    lm: torch.nn.Module, reference: torch.nn.Module, forest: Forest, adv: list[PerTree], config: LossConfig
+    lm: torch.nn.Module, reference: torch.nn.Module, forest: Forest, adv: list[list[TreeAdvantages]], config: LossConfig
 ) -> Tensor:
     """The objective of the method, leaf by leaf and token by token, with min and clip as printed."""
     weights = leaf_weights(forest, adv, config)
@@ -47,7 +47,7 @@ def flat_loss(
         fixed = [row[3] for row in rows(reference, forest)]
     total = torch.zeros(())
     for (t, i, leaf, logprobs, old), ref in zip(rows(lm, forest), fixed, strict=True):
-        a = adv[t][i][leaf]
+        a = adv[t][i].values[leaf]
         ratio = (logprobs - old).exp()
         term = torch.minimum(ratio * a, ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * a)
         if a < 0 and config.dual_clip is not None:
@@ -65,7 +65,7 @@ def packed_loss(
     lm: torch.nn.Module,
     reference: torch.nn.Module,
     forest: Forest,
-    adv: list[PerTree],
+    adv: list[list[TreeAdvantages]],
     config: LossConfig,
     capacity: int,
 ) -> Tensor:

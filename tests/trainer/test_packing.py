@@ -5,10 +5,11 @@ from random_forests import random_forest
 from envs.types import EndReason, Message, Task
 from rollout_workers import trees
 from rollout_workers.types import Forest, Node, TaskGroup, Tree
-from trainer.advantages import advantages
+from trainer.advantages import TreeAdvantages, advantages
 from trainer.config import LearnerConfig, LossConfig
+from trainer.credit import tree_credit
 from trainer.leaf_weights import leaf_weights
-from trainer.packing import credit_nodes, fill, flat_pack, pack_forest, split
+from trainer.packing import fill, flat_pack, pack_forest, split
 from trainer.types import TreePack
 
 
@@ -34,7 +35,8 @@ def drawn() -> Forest:
     return [TaskGroup(task=task, trees=(Tree(task_id="t", index=0, nodes=nodes),))]
 
 
-ADVANTAGES = [[{2: 3.0, 3: -1.0, 4: -2.0}]]
+LEAVES = TreeAdvantages.of_leaves
+ADVANTAGES = [[LEAVES({2: 3.0, 3: -1.0, 4: -2.0})]]
 
 
 def pack_one(forest: Forest = drawn(), **learner: object) -> TreePack:  # noqa: B008
@@ -74,19 +76,19 @@ def test_leaf_weights(loss: LossConfig, expected: list[float]) -> None:
 
 
 def test_leaves_without_advantage_count_nowhere() -> None:
-    weights = leaf_weights(drawn(), [[{2: 1.0, 3: -1.0}]], LossConfig())[0][0]
+    weights = leaf_weights(drawn(), [[LEAVES({2: 1.0, 3: -1.0})]], LossConfig())[0][0]
     assert weights == pytest.approx({2: 1 / 6, 3: 1 / 4})
 
 
 def test_zero_advantages_are_laid_out_only_for_kl_or_entropy() -> None:
-    credit = [[{2: 1.0, 3: 0.0, 4: 0.0}]]
+    credit = [[LEAVES({2: 1.0, 3: 0.0, 4: 0.0})]]
     learner = LearnerConfig(max_tokens_per_pack=64)
     plain = pack_forest(drawn(), credit, LossConfig(kl_coef=0.0), learner).mini_batches[0][0][0]
     assert plain.ids.tolist() == [90, 91, 10, 11, 20, 12]
     assert plain.positive[5] == pytest.approx(1 / 9)
     with_kl = pack_forest(drawn(), credit, LossConfig(kl_coef=0.1), learner).mini_batches[0][0][0]
     assert with_kl.tokens == 9
-    dead = pack_forest(drawn(), [[{2: 0.0, 3: 0.0, 4: 0.0}]], LossConfig(kl_coef=0.0), learner)
+    dead = pack_forest(drawn(), [[LEAVES({2: 0.0, 3: 0.0, 4: 0.0})]], LossConfig(kl_coef=0.0), learner)
     assert dead.mini_batches == [[[]]]
 
 
@@ -114,7 +116,7 @@ def test_every_token_sees_exactly_its_path() -> None:
 
 def test_split_trains_every_node_once_and_repeats_prefixes() -> None:
     tree = drawn()[0].trees[0]
-    credit = credit_nodes(tree, {2: 1.0}, {2: 1.0, 3: 1.0, 4: 1.0})
+    credit = tree_credit(tree, ADVANTAGES[0][0], {2: 1.0, 3: 1.0, 4: 1.0})
     pieces = split(tree, [2, 3, 4], credit, capacity=6)
     assert [piece.nodes for piece in pieces] == [(0, 1, 2), (0, 1, 4), (0, 3)]
     assert [sorted(piece.context) for piece in pieces] == [[], [0, 1], [0]]
@@ -154,7 +156,7 @@ def test_mini_batches_split_tasks() -> None:
 
 
 def test_fill_balances() -> None:
-    pieces = split(drawn()[0].trees[0], [2, 3, 4], credit_nodes(drawn()[0].trees[0], {}, {}), 6)
+    pieces = split(drawn()[0].trees[0], [2, 3, 4], tree_credit(drawn()[0].trees[0], LEAVES({}), {}), 6)
     members = fill(pieces, capacity=12, ranks=2)
     assert [sum(piece.tokens for piece in part) for part in members] == [10, 6]
     assert fill([], capacity=12, ranks=2) == []

@@ -94,7 +94,7 @@ def test_forest_round_trip(tmp_path):
     assert loaded[2].texts[1].observation == HOSTILE
     for number, record in enumerate(loaded[:2]):
         leaves = {i: text.advantage for i, text in enumerate(record.texts) if text.advantage is not None}
-        assert leaves == credit[0][number]
+        assert leaves == credit[0][number].values
 
 
 def test_forest_keeps_whole_tasks_up_to_the_limit(tmp_path):
