@@ -25,37 +25,29 @@ FLEX_BLOCK = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackTensors:
-    """A pack on a device. R = number of trained tokens."""
+    """What a forward pass of a pack needs, on a device. R = number of scored tokens (`TreePack.scored`)."""
 
     ids_T: Tensor
     positions_T: Tensor
     end_T: Tensor
     rows_R: Tensor
-    """Index whose hidden state predicts each trained token."""
+    """Index whose hidden state predicts each scored token."""
     targets_R: Tensor
-    """Id of each trained token."""
-    positive_R: Tensor
-    negative_R: Tensor
-    weight_R: Tensor
-    old_logprobs_R: Tensor
+    """Id of each scored token."""
 
 
 def to_tensors(pack: TreePack, device: torch.device) -> PackTensors:
     """Moves a pack to `device`; for CUDA it is padded to a multiple of `FLEX_BLOCK` with tokens that see themselves."""
-    trained = pack.weight != 0
-    assert (pack.source[trained] >= 0).all(), "the first token of a row cannot be trained"
+    scored = pack.scored
+    assert (pack.source[scored] >= 0).all(), "the first token of a row cannot be scored"
     padding = -pack.tokens % FLEX_BLOCK if device.type == "cuda" else 0
     end_T = torch.cat([torch.from_numpy(pack.end), torch.arange(pack.tokens, pack.tokens + padding) + 1])
     return PackTensors(
         ids_T=F.pad(torch.from_numpy(pack.ids), (0, padding)).to(device),
         positions_T=F.pad(torch.from_numpy(pack.positions), (0, padding)).to(device),
         end_T=end_T.to(device),
-        rows_R=torch.from_numpy(pack.source[trained]).to(device),
-        targets_R=torch.from_numpy(pack.ids[trained]).to(device),
-        positive_R=torch.from_numpy(pack.positive[trained]).to(device),
-        negative_R=torch.from_numpy(pack.negative[trained]).to(device),
-        weight_R=torch.from_numpy(pack.weight[trained]).to(device),
-        old_logprobs_R=torch.from_numpy(pack.old_logprobs[trained]).to(device),
+        rows_R=torch.from_numpy(pack.source[scored]).to(device),
+        targets_R=torch.from_numpy(pack.ids[scored]).to(device),
     )
 
 

@@ -15,6 +15,7 @@ from trainer.config import LearnerConfig, LossConfig
 from trainer.forward import PackedPolicy, PackTensors, to_tensors
 from trainer.leaf_weights import leaf_weights
 from trainer.loss import k3, pack_loss
+from trainer.loss_inputs import LossInputs, loss_inputs
 from trainer.packing import pack_forest
 
 CPU = torch.device("cpu")
@@ -75,7 +76,7 @@ def packed_loss(
         batch = to_tensors(pack, CPU)
         with torch.no_grad():
             ref = score(PackedPolicy(reference, 1.0), batch)[0]
-        total = total + pack_loss(*score(PackedPolicy(lm, 1.0), batch), ref, batch, config).loss
+        total = total + pack_loss(*score(PackedPolicy(lm, 1.0), batch), ref, loss_inputs(pack, CPU), config).loss
     return total
 
 
@@ -129,17 +130,12 @@ def test_gradient_identity(config: LossConfig, capacity: int, shift: float) -> N
     assert worst < 1e-5
 
 
-def batch_of(positive: list[float], negative: list[float], old: list[float]) -> PackTensors:
-    empty, count = torch.zeros(0), len(old)
-    return PackTensors(
-        ids_T=empty,
-        positions_T=empty,
-        end_T=empty,
-        rows_R=empty,
-        targets_R=empty,
+def batch_of(positive: list[float], negative: list[float], old: list[float]) -> LossInputs:
+    return LossInputs(
         positive_R=torch.tensor(positive),
         negative_R=torch.tensor(negative),
-        weight_R=torch.ones(count),
+        weight_R=torch.ones(len(old)),
+        rollout_logprobs_R=torch.tensor(old),
         old_logprobs_R=torch.tensor(old),
     )
 
