@@ -4,7 +4,7 @@ from typing import Any
 
 from envs.http_retriever import HttpRetriever
 from envs.retriever import LocalRetriever, Retriever
-from envs.rewards import AuthorsReward, PaperReward, RewardFn, custom_reward
+from envs.rewards import AuthorsReward, CheckedReward, PaperReward, custom_reward
 from envs.scoring import SCORES
 from envs.search_env import SearchEnv
 from envs.settings import EnvSettings, HttpRetrieverSettings, RetrieverSettings, RewardSettings
@@ -32,10 +32,9 @@ def make_retriever(settings: RetrieverSettings) -> Retriever:
     return LocalRetriever.from_file(settings.corpus)
 
 
-def make_reward(settings: RewardSettings) -> RewardFn:
-    """The reward function. Raises ValueError naming the path of a custom one that cannot be imported."""
-    if settings.kind == "custom":
-        assert settings.path is not None
-        return custom_reward(settings.path)
-    made = PaperReward if settings.kind == "paper" else AuthorsReward
-    return made(penalty=settings.format_penalty)
+def make_reward(settings: RewardSettings) -> CheckedReward:
+    """The reward function, checked. Raises ValueError naming the path of a custom one that cannot be imported."""
+    if settings.path is not None:
+        return CheckedReward(name=settings.path, function=custom_reward(settings.path), range=settings.range)
+    made = (PaperReward if settings.kind == "paper" else AuthorsReward)(penalty=settings.format_penalty)
+    return CheckedReward(name=settings.kind, function=made, range=settings.range or made.range)

@@ -1,17 +1,33 @@
-"""Turns the outcome of a trajectory into one reward."""
+"""Turns the outcome of a trajectory into one reward, and refuses rewards that no training can use.
+
+An environment gives every reward function to `CheckedReward`, the one place that judges what comes back.
+"""
 
 import importlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from numbers import Real
+from typing import Any, Protocol, TypeAlias
 
 from envs.types import EndReason
+
+RewardRange: TypeAlias = tuple[float, float]
+"""The lowest and the highest reward a function may give, e.g. `(-0.2, 1.0)`."""
+ROUNDING = 1e-9
+"""How far a reward may lie outside its range: 0.2 + 0.4 + 0.3 + 0.1 is a little more than 1."""
+
+
+class RewardError(Exception):
+    """A reward that cannot be used; the message is one sentence for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """How a trajectory ended, all a reward function needs."""
 
+    task_id: str
+    """E.g. `"city_capital/ulm"`."""
     truths: tuple[str, ...]
     """Accepted answers."""
     answer: str | None
@@ -39,8 +55,13 @@ class PaperReward:
 
     penalty: float = 0.2
 
+    @property
+    def range(self) -> RewardRange:
+        """From −penalty to 1."""
+        return (-self.penalty, 1.0)
+
     def __call__(self, outcome: Outcome) -> float:
-        """Between −penalty and 1."""
+        """E.g. 0.8 for a right answer in the wrong format."""
         return outcome.score - (0.0 if outcome.format_ok else self.penalty)
 
 
@@ -59,13 +80,59 @@ class AuthorsReward:
 
     penalty: float = 0.2
 
+    @property
+    def range(self) -> RewardRange:
+        """From 0 to 1."""
+        return (0.0, 1.0)
+
     def __call__(self, outcome: Outcome) -> float:
-        """Between 0 and 1."""
+        """E.g. 0.2 for a wrong answer in the right format."""
         if outcome.answer is None:
             return 0.0
         if outcome.format_ok:
             return max(outcome.score, 0.2)
         return max(outcome.score - self.penalty, 0.1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedReward:
+    """A reward function whose every value is a finite number within its range, or a `RewardError`."""
+
+    name: str
+    """What people know the function by, e.g. `"my_package.rewards.brevity"`."""
+    function: RewardFn
+    range: RewardRange | None
+    """None: any finite number."""
+
+    def __call__(self, outcome: Outcome) -> float:
+        """The function's reward as a float.
+
+        Raises RewardError, naming function, value, task and accepted range, when the function raises, or gives
+        something that is not a number, not finite, or outside the range by more than `ROUNDING`.
+        """
+        try:
+            given: object = self.function(outcome)
+            reward = float(given) if isinstance(given, Real) else math.nan
+        except Exception as error:  # whatever a user's function raises
+            problem = f"raised {type(error).__name__} ({_short(str(error))})"
+        else:
+            low, high = self.range or (-math.inf, math.inf)
+            if math.isfinite(reward) and low - ROUNDING <= reward <= high + ROUNDING:
+                return reward
+            problem = f"gave {_short(str(given) if isinstance(given, Real) else repr(given))}"
+        raise RewardError(
+            f"the reward function {self.name} {problem} for task {outcome.task_id!r}; "
+            f"env.reward.range accepts {self._accepted()}"
+        )
+
+    def _accepted(self) -> str:
+        return "any finite number" if self.range is None else f"numbers from {self.range[0]:g} to {self.range[1]:g}"
+
+
+def _short(text: str) -> str:
+    """On one line of at most 60 characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def custom_reward(path: str) -> RewardFn:

@@ -1,13 +1,12 @@
 """The question answering environment: the agent searches, reads, and answers."""
 
 import asyncio
-import math
 from dataclasses import dataclass, replace
 
 from envs.actions import Action, neutralise, parse_action
 from envs.corpus import Passage
 from envs.retriever import Retriever, RetrieverError
-from envs.rewards import Outcome, RewardFn
+from envs.rewards import Outcome, RewardError, RewardFn
 from envs.scoring import Score
 from envs.types import EndReason, StepResult, Task
 
@@ -36,7 +35,7 @@ class SearchEnv:
     - A step without a complete action ends with INVALID_ACTION, a search in the answer-only turn with TURN_LIMIT; both
       have score 0 and count as format wrong, so the paper's reward is −penalty.
     - A sloppy step with a complete action still acts, but the format counts as wrong from then on.
-    - A failed or slow search ends with ENV_ERROR: no reward, and a note.
+    - A failed or slow search, and a reward that cannot be used, end with ENV_ERROR: no reward, and a note.
     """
 
     stop: tuple[str, ...] = ("</search>", "</answer>")
@@ -44,6 +43,7 @@ class SearchEnv:
     def __init__(
         self, retriever: Retriever, *, score: Score, reward: RewardFn, topk: int = 1, max_tool_seconds: float = 30.0
     ) -> None:
+        """`reward` may raise `RewardError`; anything but our own functions comes as a `CheckedReward`, which does."""
         self._retriever = retriever
         self._score = score
         self._reward = reward
@@ -82,6 +82,7 @@ class SearchEnv:
     def _end(self, state: SearchState, end: EndReason, answer: str | None) -> StepResult:
         score = 0.0 if answer is None else self._score(answer, state.truths)
         outcome = Outcome(
+            task_id=state.task_id,
             truths=state.truths,
             answer=answer,
             score=score,
@@ -89,10 +90,10 @@ class SearchEnv:
             end=end,
             tool_calls=state.searches,
         )
-        reward = self._reward(outcome)
-        if not math.isfinite(reward):
-            return StepResult(end=EndReason.ENV_ERROR, note=f"the reward function gave {reward} for {state.task_id}")
-        return StepResult(end=end, score=score, reward=reward)
+        try:
+            return StepResult(end=end, score=score, reward=self._reward(outcome))
+        except RewardError as error:
+            return StepResult(end=EndReason.ENV_ERROR, note=str(error))
 
 
 def render(passages: list[Passage]) -> str:

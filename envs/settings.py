@@ -5,6 +5,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+
 
 class Settings(BaseModel):
     """Base of all sections here: unknown keys are errors, values never change."""
@@ -42,13 +44,24 @@ class RewardSettings(Settings):
     score: Literal["em", "f1"] = "em"
     """What success means: exact match or token F1."""
     format_penalty: float = Field(default=0.2, ge=0, allow_inf_nan=False)
+    """What a broken format costs."""
     path: str | None = None
     """Dotted path of a function, for `kind: custom` only."""
+    range: Annotated[tuple[Finite, Finite], Field(strict=False)] | None = Field(
+        default=None, json_schema_extra={"accepted": "a list of two finite numbers, the lower one first, or null"}
+    )
+    """Lowest and highest reward; one outside fails its branch. null: the built-in's own range; custom: finite."""
 
     @model_validator(mode="after")
     def _path_goes_with_custom(self) -> "RewardSettings":
         if (self.kind == "custom") != (self.path is not None):
             raise ValueError("env.reward.path must be set for env.reward.kind=custom, and only then")
+        return self
+
+    @model_validator(mode="after")
+    def _range_has_width(self) -> "RewardSettings":
+        if self.range is not None and self.range[0] >= self.range[1]:
+            raise ValueError(f"env.reward.range={list(self.range)} must be two numbers, the lower one first")
         return self
 
 
@@ -68,7 +81,7 @@ class SearchEnvSettings(Settings):
     max_tool_seconds: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     """A search that takes longer is an environment error."""
     max_error_share: float = Field(default=0.2, ge=0, le=1)
-    """Share of the branches that may end in an environment error before the run stops."""
+    """Share of the branches that may end in an environment error, bad rewards included, before the run stops."""
 
 
 EnvSettings: TypeAlias = SearchEnvSettings

@@ -40,11 +40,13 @@ def pass_metrics(forest: Forest, samples: int) -> dict[str, float]:
 def evaluate(config: RunConfig, samples: int) -> dict[str, float]:
     """Greedy success on the held-out tasks of `config`, and pass@k from `samples` samples at temperature 1 if > 0.
 
-    Needs a connected Ray. Raises RuntimeError when the actors can't be started in time.
+    Needs a connected Ray. Raises RuntimeError when the actors can't be started in time, and when more branches than
+    `env.max_error_share` ended in an environment error.
     """
     from envs.tasks import load_tasks
     from rollout_workers.fleet import Fleet
     from trainer import placement
+    from trainer.failures import check_failures
     from trainer.session import chain_rules, collection_spec, fleet_settings, located
 
     config = located(config)
@@ -57,7 +59,9 @@ def evaluate(config: RunConfig, samples: int) -> dict[str, float]:
 
         def collect(phase: str, chains: int, temperature: float) -> Forest:
             spec = collection_spec(config, phase, tasks, chain_rules(chains), temperature)
-            return fleet.collect(spec, on_progress=lambda progress: None, rejoin=lambda: None).forest
+            harvest = fleet.collect(spec, on_progress=lambda progress: None, rejoin=lambda: None)
+            check_failures(phase, harvest.ledger, harvest.failures, config.env.max_error_share)
+            return harvest.forest
 
         result = {name.removeprefix("eval/"): value for name, value in eval_metrics(collect("greedy", 1, 0.0)).items()}
         if samples:
@@ -87,7 +91,7 @@ def load_config(run: Path, overrides: Sequence[str]) -> RunConfig:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; prints one JSON object; returns the exit code."""
+    """Runs the command; prints one JSON object, or one sentence per fault; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m trainer.evaluate", description=__doc__)
     parser.add_argument("run", type=Path, help="run folder with config.yaml and export/")
     parser.add_argument(
@@ -104,11 +108,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(*error.sentences, sep="\n", file=sys.stderr)
         return 2
+    except (RuntimeError, ValueError) as error:
+        print(f"The evaluation stopped: {_last_line(error)}.", file=sys.stderr)
+        return 1
     text = json.dumps(result, indent=2)
     print(text)
     if options.json:
         options.json.write_text(text + "\n", encoding="utf-8")
     return 0
+
+
+def _last_line(error: Exception) -> str:
+    """With an error from another process, which has its traceback, the line that names the cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1].rstrip(".") if lines else type(error).__name__
 
 
 def _on_cluster(config: RunConfig, samples: int) -> dict[str, float]:

@@ -27,13 +27,12 @@ from rollout_workers.weight_names import TRANSFER_BACKENDS
 from trainer import placement
 from trainer.config import LimitsConfig, ModelConfig, RunConfig
 from trainer.config.sentences import ConfigError
+from trainer.failures import check_failures
 from trainer.learner import LearnerGroup
 from trainer.progress import Progress
 from trainer.push import WeightPusher
 from trainer.run_folder import RunFolder
 from trainer.tracking import Tracker
-
-logger = logging.getLogger(__name__)
 
 
 class Session:
@@ -96,14 +95,7 @@ class Session:
         self.progress.phase(phase.partition("-")[0], total=len(tasks) * rules.roots * rules.leaves_per_tree)
         spec = collection_spec(self.config, phase, tasks, rules, temperature)
         harvest = self.fleet.collect(spec, self._show, rejoin=lambda: self.pusher.push(version))
-        share = harvest.ledger.branches_failed / max(harvest.ledger.branches, 1)
-        if harvest.failures:
-            logger.warning("%.1f%% of the branches of %s failed, e.g. %s", 100 * share, phase, harvest.failures[0])
-        if share > self.config.env.max_error_share:
-            raise RuntimeError(
-                f"{share:.0%} of the branches of {phase} ended in an environment error, more than env.max_error_share="
-                f"{self.config.env.max_error_share:g}, e.g. {harvest.failures[0]}"
-            )
+        check_failures(phase, harvest.ledger, harvest.failures, self.config.env.max_error_share)
         return harvest
 
     def _show(self, progress: CollectionProgress) -> None:

@@ -1,8 +1,12 @@
+import math
+from fractions import Fraction
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.rewards import AuthorsReward, Outcome, PaperReward, custom_reward
+from envs.rewards import AuthorsReward, CheckedReward, Outcome, PaperReward, RewardError, custom_reward
 from envs.scoring import exact_match, normalise, token_f1
 from envs.types import EndReason
 
@@ -43,7 +47,9 @@ def test_scores_stay_in_range_and_agree(answer, truths):
 
 
 def outcome(score, *, ok, answer="x"):
-    return Outcome(truths=("y",), answer=answer, score=score, format_ok=ok, end=EndReason.ANSWERED, tool_calls=1)
+    return Outcome(
+        task_id="ulm", truths=("y",), answer=answer, score=score, format_ok=ok, end=EndReason.ANSWERED, tool_calls=1
+    )
 
 
 def test_paper_reward():
@@ -58,6 +64,66 @@ def test_authors_reward_is_the_table():
     cases = [outcome(1, ok=True), outcome(1, ok=False), outcome(0, ok=True), outcome(0, ok=False)]
     assert [reward(case) for case in cases] == pytest.approx([1.0, 0.8, 0.2, 0.1])
     assert reward(outcome(0, ok=False, answer=None)) == 0.0
+    assert reward(outcome(0.5, ok=True)) == 0.5
+    assert [reward(outcome(score, ok=False)) for score in (0.5, 0.25)] == pytest.approx([0.3, 0.1])
+
+
+@given(st.floats(0, 1), st.booleans(), st.floats(0, 2), st.booleans())
+def test_built_in_rewards_stay_in_the_range_they_declare(score, ok, penalty, answered):
+    case = outcome(score if answered else 0.0, ok=ok and answered, answer="x" if answered else None)
+    for reward in (PaperReward(penalty=penalty), AuthorsReward(penalty=penalty)):
+        low, high = reward.range
+        assert low <= reward(case) <= high
+
+
+def checked(value, limits=None):
+    return CheckedReward(name="mine.reward", function=lambda outcome: value, range=limits)(outcome(1, ok=True))
+
+
+@pytest.mark.parametrize(
+    ("value", "limits"),
+    [
+        (1, None),
+        (-1e9, None),
+        (True, (0, 1)),
+        (0.2 + 0.4 + 0.3 + 0.1, (0, 1)),  # a little more than 1
+        (np.float32(0.5), (0, 1)),
+        (Fraction(1, 2), (0, 1)),
+    ],
+)
+def test_numbers_in_the_range_pass_as_floats(value, limits):
+    assert checked(value, limits) == float(value)
+    assert type(checked(value, limits)) is float
+
+
+@pytest.mark.parametrize(
+    ("value", "limits", "problem", "accepted"),
+    [
+        (math.nan, None, "gave nan", "any finite number"),
+        (np.float32("nan"), None, "gave nan", "any finite number"),
+        (math.inf, (0, 1), "gave inf", "numbers from 0 to 1"),
+        (None, None, "gave None", "any finite number"),
+        ("high", None, "gave 'high'", "any finite number"),
+        (1.5, (-0.2, 1), "gave 1.5", "numbers from -0.2 to 1"),
+        (-0.3, (-0.2, 1), "gave -0.3", "numbers from -0.2 to 1"),
+        ([1.0, 2.0], None, "gave [1.0, 2.0]", "any finite number"),
+        (1 + 0j, None, "gave (1+0j)", "any finite number"),
+        (10**400, None, "raised OverflowError (int too large to convert to float)", "any finite number"),
+    ],
+)
+def test_a_reward_that_cannot_be_used_is_one_sentence(value, limits, problem, accepted):
+    with pytest.raises(RewardError) as raised:
+        checked(value, limits)
+    expected = f"the reward function mine.reward {problem} for task 'ulm'; env.reward.range accepts {accepted}"
+    assert str(raised.value) == expected
+
+
+def test_a_reward_function_that_raises_is_one_sentence():
+    def broken(outcome):
+        raise KeyError("two\nlines")
+
+    with pytest.raises(RewardError, match=r"^the reward function f raised KeyError \('two\\nlines'\) for task 'ulm'; "):
+        CheckedReward(name="f", function=broken, range=None)(outcome(1, ok=True))
 
 
 def few_searches(result):

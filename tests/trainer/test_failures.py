@@ -1,0 +1,46 @@
+"""The one check of failed branches, and the sentence with which an evaluation stops."""
+
+import json
+import logging
+
+import pytest
+
+from rollout_workers.types import Ledger
+from trainer.compose import compose
+from trainer.evaluate import main
+from trainer.failures import check_failures
+
+NOTES = ("train-1/ulm/0/2: the reward function mine.reward gave nan for task 'ulm'; ...",)
+
+
+@pytest.mark.parametrize("notes", [NOTES, ()])
+def test_too_many_failed_branches_stop_a_run_with_the_first_reason(notes):
+    with pytest.raises(RuntimeError) as raised:
+        check_failures("train-1", Ledger(branches=10, branches_failed=3), notes, 0.2)
+    sentence = "30% of the branches of train-1 ended in an environment error, more than env.max_error_share=0.2"
+    assert str(raised.value) == sentence + (f", e.g. {NOTES[0]}" if notes else "")
+
+
+def test_few_failed_branches_are_a_warning(caplog):
+    caplog.set_level(logging.WARNING)
+    check_failures("train-1", Ledger(branches=10, branches_failed=2), NOTES, 0.2)
+    assert caplog.messages == [f"20.0% of the branches of train-1 failed, e.g. {NOTES[0]}"]
+
+
+def test_no_failed_branch_says_nothing(caplog):
+    check_failures("train-1", Ledger(branches=10), (), 0.0)
+    check_failures("eval-0", Ledger(), (), 0.0)
+    assert caplog.messages == []
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_cannot_go_on_is_one_sentence(tmp_path, capfd):
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "config.json").write_text("{}")
+    config = compose(["name=r", "cluster=local", f"env.eval_tasks={tmp_path}/nowhere.jsonl"])
+    (tmp_path / "config.yaml").write_text(json.dumps(config.model_dump(mode="json")))
+    assert main([str(tmp_path)]) == 1
+    shown = capfd.readouterr().err
+    last = f"The evaluation stopped: {tmp_path}/nowhere.jsonl cannot be read: No such file or directory."
+    assert last in shown.splitlines()
+    assert "Traceback" not in shown
