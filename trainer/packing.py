@@ -2,172 +2,110 @@
 
 Steps: tasks are split into mini-batches; of each tree the paths that contribute are kept; a tree larger than a pack is
 cut into pieces at subtrees (the prefix of a piece is repeated as context but trained in one piece only); pieces are
-distributed over packs, and packs over ranks. Weights are per batch (`leaf_weights`), so no split changes the gradient.
+distributed over packs, and packs over ranks, by cost. With `learner.layout=flat` a piece is the path of one leaf
+instead. Weights are per batch (`leaf_weights`), so no split changes the gradient.
 """
 
-import heapq
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
-from rollout_workers.trees import path, preorder
+from rollout_workers.trees import path
 from rollout_workers.types import Forest, Tree
 from trainer.advantages import TreeAdvantages
 from trainer.config import LearnerConfig, LossConfig
-from trainer.credit import Credit, contributes, tree_credit
+from trainer.credit import contributes, path_credit, tree_credit
+from trainer.layout import chosen_layout
 from trainer.leaf_weights import leaf_weights
-from trainer.types import PackedForest, RankPacks, TreePack, blank_pack
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A part of a tree that fits into a pack: whole paths from the root."""
-
-    tree: Tree
-    credit: Credit
-    nodes: tuple[int, ...]
-    """Node indices in preorder; with every node its parent, e.g. `(0, 1, 4, 5)`."""
-    context: frozenset[int]
-    """Nodes among them that an earlier piece of the tree trains; here they are context only."""
-    tokens: int
+from trainer.pieces import CreditedTree, Piece, fill, rows, size, split, total_cost
+from trainer.ratio_units import Placed, ratio_units
+from trainer.types import PackedForest, RatioLevel, TreePack, blank_pack
 
 
 def pack_forest(
-    forest: Forest, advantages: Sequence[Sequence[TreeAdvantages]], loss: LossConfig, learner: LearnerConfig
+    forest: Forest,
+    advantages: Sequence[Sequence[TreeAdvantages]],
+    loss: LossConfig,
+    learner: LearnerConfig,
+    hidden_size: int = 1024,
 ) -> PackedForest:
     """Packs of one learning phase: `learner.mini_batches` optimizer steps over contiguous parts of the forest.
 
     `advantages` is parallel to `forest`. Leaves without a reward are not trained. Leaves whose advantage is 0 add
     nothing to the gradient without a KL or entropy term, so then their paths are left out (the weights of all others
-    stay the same). Raises ValueError if one path alone has more tokens than `learner.max_tokens_per_pack`.
+    stay the same). `hidden_size` of the model says what attention costs, for the balance of packs only. Raises
+    ValueError if one path alone has more tokens than `learner.max_tokens_per_pack`, and for a log-probability of the
+    rollout engine that is not finite.
     """
     bounds = [round(i * len(forest) / learner.mini_batches) for i in range(learner.mini_batches + 1)]
-    stats = {"tree/unique_tokens": 0.0, "tree/flat_tokens": 0.0, "tree/trained_tokens": 0.0}
-    stats |= {"tree/repeated_tokens": 0.0, "tree/packs": 0.0}
-    mini_batches = []
+    cut = rows if chosen_layout(learner) == "flat" else split
+    dealt = []
+    parts: list[CreditedTree] = []
+    pieces: list[Piece] = []
     for start, stop in pairwise(bounds):
-        pieces, flat_tokens = _pieces(forest[start:stop], advantages[start:stop], loss, learner.max_tokens_per_pack)
-        packs = [lay_out(members) for members in fill(pieces, learner.max_tokens_per_pack, learner.ranks)]
-        mini_batches.append(_deal(packs, learner.ranks))
-        stats["tree/unique_tokens"] += sum(pack.tokens - pack.repeated_tokens for pack in packs)
-        stats["tree/trained_tokens"] += sum(pack.trained_tokens for pack in packs)
-        stats["tree/repeated_tokens"] += sum(pack.repeated_tokens for pack in packs)
-        stats["tree/flat_tokens"] += flat_tokens
-        stats["tree/packs"] += len(packs)
-    laid_out = stats["tree/unique_tokens"] + stats["tree/repeated_tokens"]
-    stats["tree/token_saving"] = stats["tree/flat_tokens"] / max(laid_out, 1.0)
-    stats["tree/pack_fill"] = laid_out / max(stats["tree/packs"] * learner.max_tokens_per_pack, 1.0)
+        batch = _credited(forest[start:stop], advantages[start:stop], loss)
+        cuts = [piece for part in batch for piece in cut(part, learner.max_tokens_per_pack)]
+        dealt.append(_deal(fill(cuts, learner.max_tokens_per_pack, learner.ranks, hidden_size), learner, hidden_size))
+        parts.extend(batch)
+        pieces.extend(cuts)
+    mini_batches = [[[lay_out(m, loss.ratio_level) for m in members] for members in ranks] for ranks in dealt]
+    packs = [pack for rank_packs in mini_batches for packs in rank_packs for pack in packs]
+    stats = _token_stats(parts, pieces) | {
+        "tree/trained_tokens": float(sum(pack.trained_tokens for pack in packs)),
+        "tree/packs": float(len(packs)),
+        "tree/pack_fill": sum(piece.tokens for piece in pieces) / max(len(packs) * learner.max_tokens_per_pack, 1),
+        "tree/rank_balance": _balance(dealt, hidden_size),
+    }
     return PackedForest(mini_batches=mini_batches, stats=stats)
 
 
-def split(tree: Tree, leaves: Sequence[int], credit: Credit, capacity: int) -> list[Piece]:
-    """Cuts the paths to `leaves` into pieces of at most `capacity` tokens, walking the leaves in preorder.
-
-    A piece takes one leaf after the other until the next one does not fit. Neighbours in preorder share the longest
-    prefixes, so little is repeated. Raises ValueError if a single path does not fit.
-    """
-    sizes = [_size(tree, index) for index in range(len(tree.nodes))]
-    order = preorder(tree)
-    wanted = set(leaves)
-    pieces: list[Piece] = []
-    trained: set[int] = set()
-    nodes: set[int] = set()
-    tokens = 0
-
-    def close() -> None:
-        ordered = tuple(index for index in order if index in nodes)
-        context = frozenset(nodes & trained)
-        pieces.append(Piece(tree=tree, credit=credit, nodes=ordered, context=context, tokens=tokens))
-        trained.update(nodes)
-
-    for leaf in (index for index in order if index in wanted):
-        steps = path(tree, leaf)
-        more = sum(sizes[index] for index in steps if index not in nodes)
-        if nodes and tokens + more > capacity:
-            close()
-            nodes, tokens, more = set(), 0, sum(sizes[index] for index in steps)
-        if more > capacity:
-            raise ValueError(
-                f"learner.max_tokens_per_pack={capacity} must be at least {more}, a path's length in {tree.task_id!r}"
-            )
-        nodes.update(steps)
-        tokens += more
-    if nodes:
-        close()
-    return pieces
-
-
-def fill(pieces: Sequence[Piece], capacity: int, ranks: int) -> list[list[Piece]]:
-    """Distributes pieces over as few packs as fit, a multiple of `ranks`, of about equal length.
-
-    Longest piece first, each to the pack with the fewest tokens; if that overflows, with more packs.
-    """
-    longest_first = sorted(pieces, key=lambda piece: -piece.tokens)
-    needed = -(-sum(piece.tokens for piece in pieces) // capacity)
-    bins = -(-needed // ranks) * ranks
-    while True:
-        heap = [(0, index) for index in range(bins)]
-        members: list[list[Piece]] = [[] for _ in range(bins)]
-        for piece in longest_first:
-            load, index = heapq.heappop(heap)
-            if load + piece.tokens > capacity:
-                break
-            members[index].append(piece)
-            heapq.heappush(heap, (load + piece.tokens, index))
-        else:
-            return members
-        bins += ranks
-
-
-def lay_out(pieces: Sequence[Piece]) -> TreePack:
+def lay_out(pieces: Sequence[Piece], ratio_level: RatioLevel = "token") -> TreePack:
     """One pack with the given pieces one after the other; the empty pack if there is none."""
     if not pieces:
         return blank_pack(1)
     pack = blank_pack(sum(piece.tokens for piece in pieces))
-    start, repeated = 0, 0
+    placed: list[Placed] = []
+    start = 0
     for piece in pieces:
-        _place(pack, piece, start)
+        placed.append((piece, _place(pack, piece, start)))
         start += piece.tokens
-        repeated += sum(_size(piece.tree, index) for index in piece.context)
-    return replace(pack, repeated_tokens=repeated)
+    return replace(pack, units=ratio_units(placed, ratio_level))
 
 
-def _size(tree: Tree, index: int) -> int:
-    return len(tree.nodes[index].token_ids) + len(tree.nodes[index].observation_ids)
-
-
-def _place(pack: TreePack, piece: Piece, start: int) -> None:
-    """Writes a piece into the arrays of `pack`, from index `start` on."""
+def _place(pack: TreePack, piece: Piece, start: int) -> dict[int, int]:
+    """Writes a piece into the arrays of `pack`, from index `start` on; returns where each node begins."""
     begin: dict[int, int] = {}
     last: dict[int, int] = {}
     """Per node: index of the last token of the path that ends there; -1 before the first token."""
     for index in piece.nodes:
         node = piece.tree.nodes[index]
-        size = _size(piece.tree, index)
-        stop = start + size
+        length = size(piece.tree, index)
+        stop = start + length
         previous = last.get(node.parent, -1)
         pack.ids[start:stop] = (*node.token_ids, *node.observation_ids)
-        pack.positions[start:stop] = np.arange(size) + (pack.positions[previous] + 1 if previous >= 0 else 0)
-        if size:
+        pack.positions[start:stop] = np.arange(length) + (pack.positions[previous] + 1 if previous >= 0 else 0)
+        if length:
             pack.source[start:stop] = (previous, *range(start, stop - 1))
+        sampled = slice(start, start + len(node.token_ids))
+        pack.old_logprobs[sampled] = node.logprobs
         if index not in piece.context:
-            sampled = slice(start, start + len(node.token_ids))
             pack.positive[sampled] = piece.credit.positive[index]
             pack.negative[sampled] = piece.credit.negative[index]
             pack.weight[sampled] = piece.credit.weight[index]
-            pack.old_logprobs[sampled] = node.logprobs
-        begin[index], last[index] = start, stop - 1 if size else previous
+        begin[index], last[index] = start, stop - 1 if length else previous
         start = stop
     _close_subtrees(pack, piece, begin)
+    return begin
 
 
 def _close_subtrees(pack: TreePack, piece: Piece, begin: dict[int, int]) -> None:
     """Sets `end`: in preorder a subtree is contiguous, so its end is the largest end of its nodes."""
-    stop = {index: begin[index] + _size(piece.tree, index) for index in piece.nodes}
+    stop = {index: begin[index] + size(piece.tree, index) for index in piece.nodes}
     for index in reversed(piece.nodes):
-        pack.end[begin[index] : begin[index] + _size(piece.tree, index)] = stop[index]
+        pack.end[begin[index] : begin[index] + size(piece.tree, index)] = stop[index]
         parent = piece.tree.nodes[index].parent
         if parent in stop:
             stop[parent] = max(stop[parent], stop[index])
@@ -188,23 +126,60 @@ def flat_pack(sequences: Sequence[tuple[Sequence[int], int]]) -> TreePack:
     return pack
 
 
-def _pieces(
-    groups: Forest, advantages: Sequence[Sequence[TreeAdvantages]], loss: LossConfig, capacity: int
-) -> tuple[list[Piece], int]:
-    """Pieces of one mini-batch, and how many tokens one row per leaf would have taken."""
+def _credited(groups: Forest, advantages: Sequence[Sequence[TreeAdvantages]], loss: LossConfig) -> list[CreditedTree]:
+    """The trees of one mini-batch, each with the leaves that are laid out."""
     regularised = loss.kl_coef > 0 or loss.entropy_coef > 0
-    pieces: list[Piece] = []
-    flat_tokens = 0
+    parts = []
     for group, per_tree, weights in zip(groups, advantages, leaf_weights(groups, advantages, loss), strict=True):
-        for tree, found, tree_weights in zip(group.trees, per_tree, weights, strict=True):
-            weighted = [leaf for leaf in found.leaves if tree_weights[leaf] > 0]
+        for tree, found, at_leaf in zip(group.trees, per_tree, weights, strict=True):
+            _check_logprobs(tree)
+            weighted = [leaf for leaf in found.leaves if at_leaf[leaf] > 0]
             kept = [leaf for leaf in weighted if regularised or contributes(tree, leaf, found)]
-            flat_tokens += sum(_size(tree, index) for leaf in kept for index in path(tree, leaf))
-            pieces.extend(split(tree, kept, tree_credit(tree, found, tree_weights), capacity))
-    return pieces, flat_tokens
+            part = CreditedTree(
+                tree=tree,
+                leaves=tuple(kept),
+                credit=tree_credit(tree, found, at_leaf),
+                paths={leaf: path_credit(tree, leaf, found, at_leaf[leaf]) for leaf in kept},
+            )
+            parts.append(part)
+    return parts
 
 
-def _deal(packs: Sequence[TreePack], ranks: int) -> RankPacks:
-    """Longest packs first, dealt to the ranks in turn, so that the ranks work on packs of like cost at a time."""
-    longest_first = sorted(packs, key=lambda pack: -pack.tokens)
-    return [longest_first[rank::ranks] for rank in range(ranks)]
+def _check_logprobs(tree: Tree) -> None:
+    for index, node in enumerate(tree.nodes):
+        if not all(map(math.isfinite, node.logprobs)):
+            worst = next(value for value in node.logprobs if not math.isfinite(value))
+            raise ValueError(
+                f"the rollout engine gave a token of node {index} of tree {tree.index} of task {tree.task_id!r} the "
+                f"log-probability {worst}; log-probabilities must be finite numbers"
+            )
+
+
+def _deal(packs: Sequence[list[Piece]], learner: LearnerConfig, hidden_size: int) -> list[list[list[Piece]]]:
+    """Costliest packs first, dealt to the ranks in turn, so that the ranks work on packs of like cost at a time."""
+    costliest_first = sorted(packs, key=lambda pieces: -total_cost(pieces, hidden_size))
+    return [costliest_first[rank :: learner.ranks] for rank in range(learner.ranks)]
+
+
+def _balance(dealt: Sequence[Sequence[Sequence[list[Piece]]]], hidden_size: int) -> float:
+    """Mean cost over largest cost of the packs that ranks work on at the same time: 1 is no waiting."""
+    costs = [
+        [total_cost(pieces, hidden_size) for pieces in together]
+        for ranks in dealt
+        for together in zip(*ranks, strict=True)
+    ]
+    longest = sum(max(together) for together in costs)
+    return sum(sum(together) / len(together) for together in costs) / longest if longest else 1.0
+
+
+def _token_stats(parts: Sequence[CreditedTree], pieces: Sequence[Piece]) -> dict[str, float]:
+    """Tokens of one row per leaf, of each node once, and of what is laid out beyond that."""
+    flat = sum(size(part.tree, index) for part in parts for leaf in part.leaves for index in path(part.tree, leaf))
+    repeated = sum(piece.repeated_tokens for piece in pieces)
+    unique = sum(piece.tokens for piece in pieces) - repeated
+    return {
+        "tree/flat_tokens": float(flat),
+        "tree/unique_tokens": float(unique),
+        "tree/repeated_tokens": float(repeated),
+        "learner/tree_token_ratio": flat / max(unique, 1),
+    }

@@ -4,13 +4,15 @@ Imports numpy only, so that the driver can build packs without torch.
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float32]
+RatioLevel: TypeAlias = Literal["token", "turn", "sequence"]
+"""Every value of `loss.ratio_level`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +58,10 @@ class TreePack:
     weight: Floats
     """W: sum of the weights of the leaves under the token; above 0 exactly where the token is trained."""
     old_logprobs: Floats
-    """Log-probability under the policy that sampled the token, as the rollout engine reported it; 0 if not sampled."""
-    units: "RatioUnits | None" = None
+    """Log-probability under the policy that sampled the token, as the rollout engine reported it; 0 if not sampled.
+    Tokens of a repeated prefix have theirs too: ratios of whole paths need them."""
+    units: RatioUnits | None = None
     """What shares a ratio; None: each trained token has its own."""
-    repeated_tokens: int = 0
-    """Tokens of a prefix that another pack of the same optimizer step holds (and trains) too."""
 
     @property
     def tokens(self) -> int:
