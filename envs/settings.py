@@ -26,7 +26,7 @@ class HttpRetrieverSettings(Settings):
     """A server that speaks the Search-R1 protocol."""
 
     kind: Literal["http"]
-    url: str = Field(pattern=r"^https?://")
+    url: str = Field(pattern=r"^https?://", json_schema_extra={"accepted": "an address that begins with http"})
     """Full address, e.g. `http://10.0.0.5:8000/retrieve`."""
     timeout_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
     """Seconds for one attempt."""

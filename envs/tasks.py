@@ -20,7 +20,7 @@ def load_tasks(path: Path, *, instruction: str = "", limit: int | None = None) -
     """
     tasks: list[Task] = []
     seen: dict[str, str] = {}
-    for place, record in _records(path):
+    for place, record in read_records(path):
         task = _task(record, f"{path} {place}")
         if task.id in seen:
             raise ValueError(f"{path} {place}: id {task.id!r} is already used in {seen[task.id]}; ids must be unique")
@@ -40,7 +40,11 @@ def with_instruction(task: Task, instruction: str) -> Task:
     return replace(task, prompt=(*task.prompt[:-1], asked))
 
 
-def _records(path: Path) -> Iterator[tuple[str, Any]]:
+def read_records(path: Path) -> Iterator[tuple[str, Any]]:
+    """Each record of a JSONL or Parquet file with its place, e.g. `("line 7", {"id": "ulm", ...})`.
+
+    Raises ValueError, one sentence naming file and line, for what cannot be read. Values of records are not checked.
+    """
     if path.suffix not in (".jsonl", ".parquet"):
         raise ValueError(f"{path}: unknown kind of task file; accepted: .jsonl, .parquet")
     try:

@@ -72,6 +72,24 @@ def test_settings_on_command_lines_are_known(page):
     assert unknown([text for command in commands(page) for text in overrides(command)]) == []
 
 
+def test_the_reward_that_the_readme_shows_stays_in_its_range():
+    from envs.rewards import CheckedReward, Outcome
+    from envs.types import EndReason
+
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    module: dict[str, object] = {}
+    exec(block, module)
+    reward = CheckedReward(name="few_searches", function=module["few_searches"], range=(-0.5, 1.0))
+
+    def after(searches: int, *, ok: bool) -> float:
+        ended = EndReason.ANSWERED
+        return reward(
+            Outcome(task_id="t", truths=("x",), answer="x", score=1, format_ok=ok, end=ended, tool_calls=searches)
+        )
+
+    assert [after(2, ok=True), after(2, ok=False)] == pytest.approx([0.8, -0.5])
+
+
 def test_unknown_settings_are_found():
     found = unknown(["tree.rootz=4", "tree=bush", "tree.roots=4", "tree=chain"])
     assert len(found) == 2

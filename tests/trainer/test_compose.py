@@ -10,11 +10,23 @@ from omegaconf import OmegaConf
 
 from trainer.compose import CONFIG_DIR, compose, compose_settings
 from trainer.config import RunConfig
+from trainer.config.keys import listed
 from trainer.config.sentences import ConfigError
 from trainer.main import main
 
 TREE_KEYS = "branches_per_node, nodes_per_round, picking, roots and rounds"
 INTEGER = "it must be an integer of at least 1."
+MODELS = "hf, llama3.2-3b, qwen2.5-1.5b, qwen2.5-14b, qwen2.5-3b, qwen2.5-7b, smollm2 or tiny"
+KINDS = "tree, inter, intra, tree_2norm, loo, sibling, edge, global_local or node_value"
+OPTIONS = "edge, global_local, inter, intra, loo, node_value, sibling, tree or tree_2norm"
+RANGE = "it must be a list of two finite numbers, the lower one first, or null"
+EXPERIMENTS = sorted(file.stem for file in (CONFIG_DIR / "experiment").glob("*.yaml"))
+NEEDED = {
+    "model=hf": ["model.path=m"],
+    "env=search_http": ["env.retriever.url=http://host:1/retrieve"],
+    "advantage=intra": ["tree.rounds=1"],
+}
+"""What some options need besides."""
 BETAS = "it must be a list of 2 items, each a number of at least 0 and below 1."
 
 REFUSED = {
@@ -40,11 +52,13 @@ REFUSED = {
     "tree": "Cannot read 'tree': an override is written key=value, e.g. tree.roots=4.",
     "@tree=4": "Cannot read '@tree=4': an override is written key=value, e.g. tree.roots=4.",
     "tree=nope": "tree=nope is not accepted: it must be chain, default or quickstart.",
-    "model=nope": "model=nope is not accepted: it must be hf, smollm2 or tiny.",
-    "+model=nope": "model=nope is not accepted: it must be hf, smollm2 or tiny.",
-    "model=null": "model=null is not accepted: it must be hf, smollm2 or tiny.",
-    "model=": "model= is not accepted: it must be hf, smollm2 or tiny.",
-    "experiment=nope": "experiment=nope is not accepted: it must be quickstart or smollm2.",
+    "model=nope": f"model=nope is not accepted: it must be {MODELS}.",
+    "+model=nope": f"model=nope is not accepted: it must be {MODELS}.",
+    "model=null": f"model=null is not accepted: it must be {MODELS}.",
+    "model=": f"model= is not accepted: it must be {MODELS}.",
+    "experiment=nope": f"experiment=nope is not accepted: it must be {listed(EXPERIMENTS, 'or')}.",
+    "advantage=nope": f"advantage=nope is not accepted: it must be {OPTIONS}.",
+    "advantage.kind=nope": f"advantage.kind='nope' is not accepted: it must be {KINDS}.",
     "model=hf": "model.path has no value: it must be a model folder or a hub id.",
     "model.path=": "model.path is empty: it must be a model folder or a hub id.",
     "model.path=7": "model.path=7 is not accepted: it must be a model folder or a hub id.",
@@ -57,6 +71,11 @@ REFUSED = {
     "env.retriever=4": (
         "env.retriever=4 is not accepted: it must be a section with the keys corpus, kind, retries, timeout_s and url."
     ),
+    "env=search_http": "env.retriever.url has no value: it must be an address that begins with http.",
+    "env.reward.kind=nope": "env.reward.kind='nope' is not accepted: it must be paper, authors or custom.",
+    "env.reward.range=[1,0]": "env.reward.range=[1.0, 0.0] must be two numbers, the lower one first.",
+    "env.reward.range=1": f"env.reward.range=1 is not accepted: {RANGE}.",
+    "env.reward.range=[0,inf]": f"env.reward.range[1]=inf is not accepted: {RANGE}, and finite.",
     "dry_run=1": "dry_run=1 is not accepted: it must be true or false.",
     "dry_run='true'": "dry_run='true' is not accepted: it must be true or false.",
     "name=a/b": "name='a/b' is not accepted: it must be null, or letters, digits, dots, dashes and underscores.",
@@ -120,9 +139,10 @@ def test_every_single_chain_is_refused_for_lack_of_advantages():
     assert sentences("tree=chain", "advantage=intra")[0].startswith("advantage.kind=intra needs at least two leaves")
 
 
-@pytest.mark.parametrize("name", sorted(file.stem for file in (CONFIG_DIR / "experiment").glob("*.yaml")))
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_composes(name):
-    config = compose([f"experiment={name}"], now=datetime(2026, 3, 1, 10, 15))
+    needed = [] if name in {"quickstart", "smollm2"} else NEEDED["env=search_http"]
+    config = compose([f"experiment={name}", *needed], now=datetime(2026, 3, 1, 10, 15))
     assert config.name == f"{name}-20260301-101500"
 
 
@@ -131,9 +151,7 @@ def test_every_experiment_composes(name):
     [f"{file.parent.name}={file.stem}" for file in CONFIG_DIR.glob("*/*.yaml") if file.parent.name != "experiment"],
 )
 def test_every_option_of_every_group_composes(option):
-    needed = {"model=hf": ["model.path=m"], "env=search_http": ["env.retriever.url=http://host:1/retrieve"]}
-    more = ["tree.rounds=1"] if option == "advantage=intra" else []
-    assert isinstance(compose([option, *needed.get(option, []), *more]), RunConfig)
+    assert isinstance(compose([option, *NEEDED.get(option, [])]), RunConfig)
 
 
 def test_overrides_come_last_and_prefixes_make_no_difference():
@@ -183,7 +201,7 @@ def test_help_names_groups_and_an_example(capsys):
         main(["--help"])
     shown = capsys.readouterr().out
     assert ended.value.code == 0
-    assert "  experiment=quickstart|smollm2" in shown
+    assert f"  experiment={'|'.join(EXPERIMENTS)}" in shown
     assert "python -m trainer.main experiment=quickstart" in shown
 
 
