@@ -14,8 +14,10 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from envs.types import Json
+from trainer import lora
 from trainer.config import RunConfig
 from trainer.deepspeed_settings import inference_settings, training_settings
 from trainer.forward import PackedPolicy, PackTensors, to_tensors
@@ -79,21 +83,33 @@ class LearnerEngine:
         torch.set_num_threads(config.learner.threads)
         policy = self._policy(train=True)
         check_packing(policy, config)
+        self._adapted = config.learner.lora.rank > 0
+        self._base = lora.fingerprint(policy.lm) if self._adapted else ""
         self._tied_name = policy.tied_name()
-        parameters = sum(p.numel() for p in policy.parameters())
-        self._engine = _initialize(self._placed(policy), training_settings(config, parameters))
-        self._reference = self._frozen() if config.loss.kl_coef > 0 else None
+        self.parameters = sum(p.numel() for p in policy.parameters())
+        """Weights of the model, those of adapters included."""
+        self.trained_parameters = sum(p.numel() for p in policy.parameters() if p.requires_grad)
+        settings = training_settings(config, self.parameters, self.trained_parameters)
+        self._engine = _initialize(self._placed(policy), settings)
+        self._reference = self._frozen() if config.loss.kl_coef > 0 and not self._adapted else None
 
     def _policy(self, *, train: bool) -> PackedPolicy:
         lm = load_model(self._config, train=train)
-        return PackedPolicy(lm, self._config.rollout.temperature)
+        policy = PackedPolicy(lm, self._config.rollout.temperature)
+        if train and self._config.learner.lora.rank > 0:
+            lora.adapt(lm, self._config)
+            policy.register_state_dict_post_hook(lora.keep_adapters)  # type: ignore[no-untyped-call]
+        return policy
 
     def _frozen(self) -> Any:
-        """The starting policy without gradients: a copy on each rank, or sharded under ZeRO-3."""
+        """The starting policy without gradients: split over the ranks as under ZeRO-3, or a copy if nothing is split.
+
+        Each rank loads the whole model before its part is cut out.
+        """
         policy = self._placed(self._policy(train=False))
-        if self._config.learner.zero_stage < 3:
+        if self._rank.count == 1 or self._config.learner.zero_stage == 0:
             return policy
-        return _initialize(policy, inference_settings(self._config))
+        return _initialize(policy, inference_settings(self._config, self.parameters))
 
     def _placed(self, policy: PackedPolicy) -> PackedPolicy:
         """On the device; on GPUs with flex attention, which never builds the dense mask (not run on a GPU yet)."""
@@ -112,7 +128,10 @@ class LearnerEngine:
         return _score(self._engine, batch, chunks)
 
     def reference(self, batch: PackTensors, chunks: int) -> Tensor:
-        """Log-probabilities of the pack's trained tokens under the starting policy."""
+        """Log-probabilities of the pack's trained tokens under the starting policy: a frozen copy, or adapters off."""
+        if self._adapted:
+            with torch.no_grad(), lora.adapters_off(self._engine.module.lm):
+                return _score(self._engine, batch, chunks)[0]
         assert self._reference is not None, "there is a reference model only with loss.kl_coef > 0"
         with torch.no_grad():
             return _score(self._reference, batch, chunks)[0]
@@ -166,51 +185,76 @@ class LearnerEngine:
     def parameter_info(self) -> list[tuple[str, str, list[int]]]:
         """(name, dtype such as "float32", full shape) of what `full_parameters` yields, in its order."""
         return [
-            (name, str(p.dtype).removeprefix("torch."), list(getattr(p, "ds_shape", p.shape)))
-            for name, p in self._named()
+            (
+                w.name,
+                str(w.parameter.dtype).removeprefix("torch."),
+                list(getattr(w.parameter, "ds_shape", w.parameter.shape)),
+            )
+            for w in self._weights()
         ]
 
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, full tensor) of every parameter, one at a time; a tensor is valid until the next one.
 
-        Under ZeRO-3 each is gathered when it is reached, so every rank must walk the iterator to its end. A tied output
-        layer is yielded under its own name too: engines that keep a packed copy of it need it.
+        Adapters are merged into the weights that they change. Under ZeRO-3 each is gathered when it is reached, so
+        every rank must walk the iterator to its end. A tied output layer is yielded under its own name too: engines
+        that keep a packed copy of it need it.
         """
-        for name, parameter in self._named():
-            with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
-                yield name, parameter.detach()
+        for weight in self._weights():
+            with _gathered(weight.parts()):
+                yield weight.name, weight.full()
 
-    def _named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        policy: PackedPolicy = self._engine.module
-        yield from policy.lm.named_parameters()
+    def _weights(self) -> Iterator[lora.Weight]:
+        lm = self._engine.module.lm
+        yield from lora.weights(lm)
         if self._tied_name is not None:
-            embedding = policy.lm.get_input_embeddings().weight
-            assert isinstance(embedding, torch.nn.Parameter)
-            yield self._tied_name, embedding
+            yield lora.Weight(name=self._tied_name, parameter=lm.get_input_embeddings().weight)
 
     def save(self, path: Path) -> None:
-        """Writes weights and optimizer state into the folder `path`, which all ranks must be able to reach."""
-        self._engine.save_checkpoint(str(path), tag=_TAG, client_state={"updates": self.updates}, save_latest=False)
+        """Writes weights and optimizer state into the folder `path`, which all ranks must be able to reach.
+
+        Of a policy with adapters only these: its other weights are those at `model.path`.
+        """
+        self._engine.save_checkpoint(
+            str(path),
+            tag=_TAG,
+            client_state={"updates": self.updates},
+            save_latest=False,
+            exclude_frozen_parameters=self._adapted,
+        )
         if self._rank.index == 0:
             (path / _FACTS).write_text(json.dumps(self._facts()) + "\n", encoding="utf-8")
 
     def load(self, path: Path) -> None:
-        """Restores what `save` wrote. Raises ValueError if the run has other ranks or another ZeRO stage."""
+        """Restores what `save` wrote. Raises ValueError if the run has other ranks, ZeRO stage or adapters."""
         saved = json.loads((path / _FACTS).read_text(encoding="utf-8"))
         if saved != self._facts():
             raise ValueError(
                 f"the checkpoint {path} was saved with {_words(saved)}, but this run has {_words(self._facts())}"
             )
-        found, state = self._engine.load_checkpoint(str(path), tag=_TAG)
+        found, state = self._engine.load_checkpoint(str(path), tag=_TAG, load_module_strict=not self._adapted)
         if found is None:
             raise ValueError(f"the checkpoint {path} cannot be read")
         self.updates = int(state["updates"])
 
-    def _facts(self) -> dict[str, int]:
-        return {"learner.ranks": self._rank.count, "learner.zero_stage": self._config.learner.zero_stage}
+    def _facts(self) -> dict[str, Json]:
+        learner = self._config.learner
+        facts: dict[str, Json] = {"learner.ranks": self._rank.count, "learner.zero_stage": learner.zero_stage}
+        if not self._adapted:
+            return facts
+        adapters: dict[str, Json] = {
+            "learner.lora.rank": learner.lora.rank,
+            "learner.lora.alpha": learner.lora.alpha,
+            "learner.lora.targets": f"[{','.join(learner.lora.targets)}]",
+            "the base model": self._base,
+        }
+        return facts | adapters
 
     def export(self, path: Path) -> None:
-        """Writes a Hugging Face folder (safetensors, config, tokenizer) that transformers and vLLM load."""
+        """Writes a Hugging Face folder (safetensors, config, tokenizer) that transformers and vLLM load.
+
+        Adapters are merged into its weights, and written to its folder `adapter` by themselves too.
+        """
         policy: PackedPolicy = self._engine.module
         state = {}
         for name, tensor in self.full_parameters():
@@ -218,6 +262,16 @@ class LearnerEngine:
                 state[name] = tensor.to("cpu", copy=True)
         if self._rank.index == 0:
             write_folder(policy.lm, state, self._config, path)
+        if self._adapted:
+            self._export_adapter(path / lora.ADAPTER_FOLDER)
+
+    def _export_adapter(self, path: Path) -> None:
+        state = {}
+        for name, factor in lora.factors(self._engine.module.lm):
+            with _gathered([factor]):
+                state[name] = factor.detach().to("cpu", copy=True)
+        if self._rank.index == 0:
+            lora.write_adapter(self._engine.module.lm, state, path)
 
 
 def _join(device: str, rank: Rank) -> torch.device:
@@ -243,8 +297,15 @@ def _join(device: str, rank: Rank) -> torch.device:
 
 def _initialize(policy: PackedPolicy, settings: dict[str, Any]) -> Any:
     trained = [p for p in policy.parameters() if p.requires_grad]
-    engine, *_ = deepspeed.initialize(model=policy, model_parameters=trained or None, config=settings)
+    # One of DeepSpeed's optimizers prints memory figures; its warnings go to the log, and its errors are raised.
+    with redirect_stdout(StringIO()):
+        engine, *_ = deepspeed.initialize(model=policy, model_parameters=trained or None, config=settings)
     return engine
+
+
+def _gathered(parameters: Sequence[torch.nn.Parameter]) -> Any:
+    """A context in which parameters that ZeRO-3 has split are whole."""
+    return deepspeed.zero.GatheredParameters(list(parameters), enabled=hasattr(parameters[0], "ds_id"))
 
 
 def _score(model: Any, batch: PackTensors, chunks: int) -> tuple[Tensor, Tensor]:
@@ -254,5 +315,5 @@ def _score(model: Any, batch: PackTensors, chunks: int) -> tuple[Tensor, Tensor]
     return scored
 
 
-def _words(facts: dict[str, int]) -> str:
+def _words(facts: dict[str, Json]) -> str:
     return " ".join(f"{key}={value}" for key, value in facts.items())

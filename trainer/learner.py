@@ -152,11 +152,17 @@ class LearnerGroup:
         RuntimeError when the ranks are not up within `learner.start_timeout_s`, and the ranks' own errors as they are.
         """
         group = cls(config, [_actor(config, index, placement_group) for index in range(config.learner.ranks)])
-        limit = config.learner.start_timeout_s
-        address, port = group._wait([group._ranks[0].meeting_point.remote()], "rank 0 to start", limit)[0]
-        starts = [rank.start.remote(config, i, address, port, total_updates) for i, rank in enumerate(group._ranks)]
-        group._wait(starts, "the ranks to load the model and meet", limit)
+        group.begin(total_updates)
         return group
+
+    def begin(self, total_updates: int) -> None:
+        """Loads the model into every rank; on ranks that have one already it starts anew from `model.path`."""
+        limit = self._config.learner.start_timeout_s
+        address, port = self._wait([self._ranks[0].meeting_point.remote()], "rank 0 to start", limit)[0]
+        starts = [
+            rank.start.remote(self._config, i, address, port, total_updates) for i, rank in enumerate(self._ranks)
+        ]
+        self._wait(starts, "the ranks to load the model and meet", limit)
 
     def train(self, mini_batches: Sequence[RankPacks]) -> dict[str, float]:
         """Runs a learning phase; `mini_batches` as in `PackedForest`. Returns `learner/*` metrics over all ranks."""

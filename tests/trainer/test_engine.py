@@ -1,69 +1,320 @@
-"""The engine without Ray: settings, and logits in parts while ZeRO-3 gathers the output layer for each."""
+"""The engine without Ray, in processes of its own: settings, bfloat16, adapters, the reference model, checkpoints."""
 
-import multiprocessing
+import gc
+import hashlib
 import socket
-from multiprocessing.queues import Queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from micro_models import save_micro
-from test_learner import packs, run_config
+from test_learner import LORA, packs, run_config
+from transformers import AutoModelForCausalLM
 
-from trainer.config import ModelConfig
+from trainer.config import LossConfig, ModelConfig, RunConfig
 from trainer.deepspeed_settings import inference_settings, training_settings
+from trainer.forward import PackedPolicy, to_tensors
+
+if TYPE_CHECKING:
+    from trainer.engine import LearnerEngine
+
+ON_POLICY = LossConfig(kl_coef=0.0)
+
+
+def half(config: RunConfig) -> RunConfig:
+    return config.model_copy(update={"model": ModelConfig(path=config.model.path, dtype="bfloat16")})
 
 
 def test_settings(tmp_path: Path) -> None:
     config = run_config(tmp_path, ranks=2, zero_stage=3)
-    settings = training_settings(config, 1000)
+    settings = training_settings(config, 1000, 400)
     assert settings["train_batch_size"] == 2
     assert settings["gradient_accumulation_steps"] == 1
-    assert settings["zero_optimization"]["reduce_bucket_size"] == 1000
+    assert settings["zero_optimization"]["reduce_bucket_size"] == 400
+    assert settings["zero_optimization"]["stage3_prefetch_bucket_size"] == 1000
     assert not settings["bf16"]["enabled"]
     assert "data_types" not in settings
-    assert "optimizer" not in inference_settings(config)
-    half = config.model_copy(update={"model": ModelConfig(path=str(tmp_path), dtype="bfloat16")})
-    assert training_settings(half, 1000)["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert "optimizer" not in inference_settings(config, 1000)
+    assert training_settings(half(config), 1000, 400)["data_types"] == {"grad_accum_dtype": "fp32"}
 
 
-def one_phase(model: Path, index: int, port: int, logits_at_once: int, answers: "Queue[object]") -> None:
-    """What one rank process does: a phase, then every parameter's name, reported shape and norm."""
-    from trainer.engine import LearnerEngine, Rank
-    from trainer.phase import Phase
-
-    config = run_config(model, zero_stage=3, ranks=2)
-    rank = Rank(index=index, count=2, address="127.0.0.1", port=port, timeout_s=120)
-    engine = LearnerEngine(config, rank, 4, logits_at_once)
-    metrics = Phase(engine, config).run([batch[index] for batch in packs(config, 1, 128)])
-    shapes = [(name, shape) for name, _, shape in engine.parameter_info()]
-    parameters = [(name, list(full.shape), float(full.norm())) for name, full in engine.full_parameters()]
-    if index == 0:
-        answers.put((metrics["learner/grad_norm"], shapes, parameters))
+def test_bfloat16_is_never_added_up_in_bfloat16(tmp_path: Path) -> None:
+    settings = training_settings(half(run_config(tmp_path, zero_stage=0)), 1000, 1000)
+    assert settings["zero_optimization"]["stage"] == 1
+    assert settings["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert training_settings(run_config(tmp_path, zero_stage=0), 1000, 1000)["zero_optimization"]["stage"] == 0
 
 
-def two_ranks(model: Path, logits_at_once: int) -> tuple[float, list[object], list[tuple[str, list[int], float]]]:
+Run = Callable[..., list[Any]]
+"""Calls a function in every rank's process with (index, port, arguments) and returns the answers by rank."""
+
+
+def _run(count: int) -> Iterator[Run]:
+    processes = [ProcessPoolExecutor(1, mp_context=get_context("spawn")) for _ in range(count)]
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    answers: Queue[object] = context.Queue()
-    ranks = [context.Process(target=one_phase, args=(model, i, port, logits_at_once, answers)) for i in range(2)]
-    for rank in ranks:
-        rank.start()
-    answer = answers.get(timeout=240)
-    for rank in ranks:
-        rank.join(timeout=30)
-    return answer
+
+    def run(function: Callable[..., Any], *arguments: object) -> list[Any]:
+        calls = [process.submit(function, index, port, *arguments) for index, process in enumerate(processes)]
+        return [call.result(timeout=240) for call in calls]
+
+    yield run
+    for process in processes:
+        process.shutdown(wait=False, cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS_ACCELERATOR", "cpu")
+        yield
+
+
+@pytest.fixture(scope="module")
+def one(environment: None) -> Iterator[Run]:
+    yield from _run(1)
+
+
+@pytest.fixture(scope="module")
+def two(environment: None) -> Iterator[Run]:
+    yield from _run(2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_micro(folder)
+    return folder
+
+
+def engine(config: RunConfig, index: int, port: int, logits_at_once: int = 1 << 26) -> "LearnerEngine":
+    from trainer.engine import LearnerEngine, Rank
+
+    rank = Rank(index=index, count=config.learner.ranks, address="127.0.0.1", port=port, timeout_s=120)
+    return LearnerEngine(config, rank, 4, logits_at_once)
+
+
+def train(learner: "LearnerEngine", config: RunConfig, index: int = 0, capacity: int = 128) -> dict[str, float]:
+    from trainer.phase import Phase
+
+    return Phase(learner, config).run([batch[index] for batch in packs(config, 1, capacity)])
+
+
+def one_phase(index: int, port: int, model: Path, logits_at_once: int) -> tuple[Any, ...]:
+    config = run_config(model, zero_stage=3, ranks=2)
+    learner = engine(config, index, port, logits_at_once)
+    norm = train(learner, config, index)["learner/grad_norm"]
+    shapes = [(name, shape) for name, _, shape in learner.parameter_info()]
+    return norm, shapes, [(name, list(full.shape), float(full.norm())) for name, full in learner.full_parameters()]
 
 
 @pytest.mark.slow
-def test_logits_in_parts_under_stage_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    save_micro(tmp_path)
-    norm, shapes, parameters = two_ranks(tmp_path, 1 << 26)
-    norm_in_parts, _, parameters_in_parts = two_ranks(tmp_path, 64 * 5)
+def test_logits_in_parts_under_stage_3(two: Run, model: Path) -> None:
+    norm, shapes, parameters = two(one_phase, model, 1 << 26)[0]
+    norm_in_parts, _, parameters_in_parts = two(one_phase, model, 64 * 5)[0]
     assert norm_in_parts == pytest.approx(norm, rel=1e-5)
     assert [(name, shape) for name, shape, _ in parameters] == shapes
     assert shapes[0] == ("model.embed_tokens.weight", [64, 64])
     assert shapes[-1] == ("lm_head.weight", [64, 64])
     assert [p[2] for p in parameters_in_parts] == pytest.approx([p[2] for p in parameters], rel=1e-5)
+
+
+def reference_share(index: int, port: int, model: Path, stage: int) -> tuple[float, float]:
+    """(values of the reference model that this rank holds for itself, log-probability under it after a phase)."""
+    config = run_config(model, zero_stage=stage, ranks=2)
+    learner = engine(config, index, port)
+    train(learner, config, index)
+    batch = to_tensors(packs(config, 3, 4096)[0][0][0], learner.device)
+    reference = learner._reference
+    held = sum(p.ds_tensor.numel() if hasattr(p, "ds_id") else p.numel() for p in reference.parameters())
+    return held / learner.parameters, float(learner.reference(batch, 1).sum())
+
+
+@pytest.mark.slow
+def test_the_reference_is_split_over_ranks_where_anything_is(two: Run, model: Path) -> None:
+    shares = {stage: two(reference_share, model, stage) for stage in (0, 1, 2)}
+    assert [share for share, _ in shares[0]] == [1.0, 1.0]
+    assert [share for share, _ in shares[1] + shares[2]] == pytest.approx([0.5] * 4, abs=0.01)
+    logprobs = [logprob for answers in shares.values() for _, logprob in answers]
+    assert logprobs == pytest.approx([logprobs[0]] * 6, rel=1e-5)
+
+
+def models_made(index: int, port: int, model: Path, learner: dict[str, object], loss: LossConfig) -> int:
+    """How many more models the process holds with the engine than without it."""
+
+    def count() -> int:
+        gc.collect()
+        return sum(isinstance(thing, PackedPolicy) for thing in gc.get_objects())
+
+    before = count()
+    made = engine(run_config(model, loss, **learner), index, port)
+    return count() - before if made else 0
+
+
+@pytest.mark.slow
+def test_only_a_divergence_term_over_full_weights_needs_a_second_model(one: Run, model: Path) -> None:
+    assert one(models_made, model, {}, LossConfig(kl_coef=0.0)) == [1]
+    assert one(models_made, model, {}, LossConfig(kl_coef=0.1)) == [2]
+    assert one(models_made, model, {"lora": LORA}, LossConfig(kl_coef=0.1)) == [1]
+
+
+def frozen_hash(learner: "LearnerEngine") -> str:
+    digest = hashlib.sha256()
+    for name, parameter in learner._engine.module.named_parameters():
+        if not parameter.requires_grad:
+            digest.update(name.encode() + parameter.detach().float().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def adapters(index: int, port: int, model: Path, dtype: str) -> dict[str, Any]:
+    config = run_config(model, lora=LORA)
+    config = half(config) if dtype == "bfloat16" else config
+    learner = engine(config, index, port)
+    batch = to_tensors(packs(config, 1, 4096)[0][0][0], learner.device)
+    before, start = frozen_hash(learner), learner.reference(batch, 1)
+    unchanged = learner.score(batch)[0].detach()
+    metrics = train(learner, config)
+    trained = [name for name, p in learner._engine.module.named_parameters() if p.requires_grad]
+    return {
+        "base is the start": torch.equal(start, unchanged),
+        "frozen": before == frozen_hash(learner),
+        "reference moved": float((learner.reference(batch, 1) - start).abs().max()),
+        "policy moved": float((learner.score(batch)[0].detach() - start).abs().max()),
+        "only adapters": all(".lora_A." in name or ".lora_B." in name for name in trained),
+        "states": len(learner._engine.optimizer.param_groups[0]["params"]),
+        "trained": (len(trained), learner.trained_parameters),
+        "bytes": {name: dtype for name, dtype, _ in learner.parameter_info()},
+        "norm": metrics["learner/grad_norm"],
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_alone_are_trained_and_the_reference_is_the_base(one: Run, model: Path, dtype: str) -> None:
+    found = one(adapters, model, dtype)[0]
+    assert found["base is the start"]
+    assert found["frozen"]
+    assert found["reference moved"] == 0.0
+    assert found["policy moved"] > 1e-3
+    assert found["only adapters"]
+    # Per block: q, o 64 to 64; k, v 64 to 32; gate, up 64 to 128; down 128 to 64; A and B of rank 4 each.
+    assert found["trained"] == (2 * 7 * 2, 2 * 4 * (2 * 128 + 2 * 96 + 3 * 192))
+    assert list(found["bytes"]) == [*AutoModelForCausalLM.from_pretrained(model).state_dict()]
+    assert set(found["bytes"].values()) == {dtype}
+    assert found["norm"] > 0
+
+
+def save_and_refuse(index: int, port: int, model: Path, other: Path, folder: Path) -> tuple[list[str], set[str]]:
+    """Saves with adapters; returns why other set-ups refuse the checkpoint, and the names of its tensors."""
+    engine(run_config(model, zero_stage=1, lora=LORA), index, port).save(folder)
+    refusals = []
+    for path, settings in (
+        (model, {"zero_stage": 1, "lora": {"rank": 8, "alpha": 8.0}}),
+        (model, {"zero_stage": 1, "lora": LORA | {"targets": ["q_proj"]}}),
+        (model, {"zero_stage": 1}),
+        (model, {"zero_stage": 2, "lora": LORA}),
+        (other, {"zero_stage": 1, "lora": LORA}),
+    ):
+        with pytest.raises(ValueError, match="but this run has") as refusal:
+            engine(run_config(path, **settings), index, port).load(folder)
+        refusals.append(str(refusal.value))
+    state = torch.load(folder / "state" / "mp_rank_00_model_states.pt", weights_only=False)
+    return refusals, set(state["module"])
+
+
+@pytest.mark.slow
+def test_a_checkpoint_has_the_adapters_only_and_fits_no_other(one: Run, model: Path, tmp_path: Path) -> None:
+    save_micro(tmp_path / "other", seed=1)
+    refusals, names = one(save_and_refuse, model, tmp_path / "other", tmp_path / "saved")[0]
+    assert len(names) == 2 * 7 * 2
+    assert all(".lora_A." in name or ".lora_B." in name for name in names)
+    assert "learner.lora.rank=4 learner.lora.alpha=8.0 learner.lora.targets=[all-linear] the base model=" in refusals[0]
+    assert "but this run has learner.ranks=1 learner.zero_stage=1 learner.lora.rank=8" in refusals[0]
+    assert "learner.lora.targets=[q_proj]" in refusals[1]
+    assert refusals[2].endswith("but this run has learner.ranks=1 learner.zero_stage=1")
+    assert "but this run has learner.ranks=1 learner.zero_stage=2" in refusals[3]
+    saved, here = refusals[4].split(", but this run has ")
+    assert saved.split("the base model=")[1] != here.split("the base model=")[1]
+
+
+def full_gradients(learner: "LearnerEngine") -> torch.Tensor:
+    from deepspeed.utils import safe_get_full_grad
+
+    return torch.cat([safe_get_full_grad(p).float().flatten() for p in learner._engine.module.parameters()])
+
+
+def gradients(index: int, port: int, model: Path, stage: int, checkpointing: bool) -> dict[str, Any]:
+    """One step in bfloat16 on tokens that the policy itself sampled, beside the float32 gradient of the same packs."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    from trainer.loss import pack_loss
+
+    plain = run_config(model, ON_POLICY, zero_stage=0)
+    config = half(run_config(model, ON_POLICY, zero_stage=stage, gradient_checkpointing=checkpointing))
+    pack = packs(plain, 1, 4096)[0][0][0]
+    found = {}
+    for name, settings in (("float32", plain), ("bfloat16", config)):
+        learner = engine(settings, index, port)
+        batch = to_tensors(pack, learner.device)
+        with torch.no_grad():
+            pack.old_logprobs[pack.weight != 0] = learner.score(batch)[0].numpy()
+        batch = to_tensors(pack, learner.device)
+        loss = pack_loss(*learner.score(batch), None, batch, settings.loss).loss
+        learner.backward(loss, last=True)
+        found[name] = full_gradients(learner)
+    before = {name: tensor.clone() for name, tensor in learner.full_parameters()}
+    result = learner.step()
+    masters = [safe_get_full_fp32_param(p) for p in learner._engine.module.parameters()]
+    return {
+        "loss": float(loss.detach()),
+        "applied": result.applied,
+        "moved": sum(not torch.equal(before[name], tensor) for name, tensor in learner.full_parameters()),
+        "masters": {master.dtype for master in masters},
+        "weights": {tensor.dtype for tensor in before.values()},
+        "cosine": float(torch.cosine_similarity(found["float32"], found["bfloat16"], dim=0)),
+        "length": float(found["bfloat16"].norm() / found["float32"].norm()),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "checkpointing"), [(0, False), (1, True), (2, False), (3, True)])
+def test_bfloat16_follows_the_float32_gradient(one: Run, model: Path, stage: int, checkpointing: bool) -> None:
+    found = one(gradients, model, stage, checkpointing)[0]
+    assert torch.tensor(found["loss"]).isfinite()
+    assert found["applied"]
+    assert found["moved"] == 27
+    assert found["masters"] == {torch.float32}
+    assert found["weights"] == {torch.bfloat16}
+    assert found["cosine"] > 0.99
+    assert found["length"] == pytest.approx(1.0, abs=0.05)
+
+
+def repeated(index: int, port: int, model: Path, stage: int, times: int) -> tuple[float, float]:
+    """Gradient norms of one pack, and of the same pack `times` times within one step."""
+    from trainer.loss import pack_loss
+
+    config = half(run_config(model, ON_POLICY, zero_stage=stage))
+    learner = engine(config, index, port)
+    batch = to_tensors(packs(config, 1, 64)[0][0][0], learner.device)
+    norms = []
+    for count in (1, times):
+        for turn in range(count):
+            loss = pack_loss(*learner.score(batch), None, batch, config.loss).loss
+            learner.backward(loss, last=turn == count - 1)
+        norms.append(float(full_gradients(learner).norm()))
+        learner._engine.optimizer.zero_grad()
+        if stage == 1:
+            learner._engine.optimizer.clear_hp_grads()
+    return norms[0], norms[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2])
+def test_many_small_gradients_do_not_vanish_in_bfloat16(one: Run, model: Path, stage: int) -> None:
+    once, often = one(repeated, model, stage, 400)[0]
+    assert often == pytest.approx(400 * once, rel=1e-3)  # a sum in bfloat16 stands still after 256 equal terms

@@ -2,22 +2,29 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 import torch
 from micro_models import save_micro
+from peft import PeftModel
 from pydantic import TypeAdapter
 from random_forests import random_forest
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from envs.settings import EnvSettings
 from trainer.advantages import advantages
 from trainer.config import LearnerConfig, LossConfig, ModelConfig, RunConfig
-from trainer.learner import LearnerGroup
+from trainer.learner import LearnerGroup, _actor
 from trainer.packing import pack_forest
 from trainer.schedule import learning_rate
 from trainer.types import RankPacks
+
+LORA = {"rank": 4, "alpha": 8.0}
+EVERYTHING = {"mini_batches": 2, "epochs": 2, "grad_clip": 0.5, "warmup_share": 0.5}
+"""Settings of the comparison: two optimizer steps per pass, two passes, gradients longer than the clip, a warm-up."""
 
 
 def run_config(model: Path, loss: LossConfig | None = None, **learner: object) -> RunConfig:
@@ -69,6 +76,20 @@ def cluster() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def ranks(cluster: None) -> dict[int, list[Any]]:
+    """One rank, and two ranks, that the tests of this module share: their imports take longer than the tests."""
+    config = run_config(Path("unused"))
+    return {count: [_actor(config, index, None) for index in range(count)] for count in (1, 2)}
+
+
+def start(ranks: dict[int, list[Any]], config: RunConfig) -> LearnerGroup:
+    """A new learner in the shared ranks; an error would end them."""
+    group = LearnerGroup(config, ranks[config.learner.ranks])
+    group.begin(16)
+    return group
+
+
+@pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -81,65 +102,112 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def two_phases(config: RunConfig, capacity: int, folder: Path) -> tuple[LearnerGroup, list[float]]:
-    """Two phases, a checkpoint between them, an export after them; returns the gradient norms too."""
-    group = LearnerGroup.start(config, 4)
+def two_phases(group: LearnerGroup, config: RunConfig, capacity: int, folder: Path) -> list[float]:
+    """Two phases, a checkpoint between them, an export after them; returns the gradient norms."""
     first = group.train(packs(config, 1, capacity))
     group.save(folder / "checkpoint")
     second = group.train(packs(config, 2, capacity))
     group.export(folder / "export")
-    return group, [first["learner/grad_norm"], second["learner/grad_norm"]]
+    return [first["learner/grad_norm"], second["learner/grad_norm"]]
+
+
+def check_resuming(group: LearnerGroup, config: RunConfig, capacity: int, folder: Path) -> None:
+    """The second phase from the checkpoint gives the export once more."""
+    group.load(folder / "checkpoint")
+    group.train(packs(config, 2, capacity))
+    group.export(folder / "again")
+    assert largest_difference(folder / "export", folder / "again") < 1e-7
 
 
 @pytest.fixture(scope="module")
-def expected(cluster: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+def expected(
+    ranks: dict[int, list[Any]], model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[float]]:
     """One rank, stage 0, one large pack: what every other set-up is compared with."""
     folder = tmp_path_factory.mktemp("one_rank")
-    group, norms = two_phases(run_config(model, zero_stage=0), 4096, folder)
-    group.shutdown()
-    return folder, norms
+    config = run_config(model, zero_stage=0, **EVERYTHING)
+    return folder, two_phases(start(ranks, config), config, 4096, folder)
 
 
 @pytest.mark.slow
 def test_training_moves_the_weights_and_the_export_loads(expected: tuple[Path, list[float]], model: Path) -> None:
-    folder, _ = expected
+    folder, norms = expected
+    assert min(norms) > EVERYTHING["grad_clip"]
     assert largest_difference(folder / "export", model) > 1e-4
     assert (folder / "export" / "model.safetensors").is_file()
     assert (folder / "export" / "tokenizer.json").is_file()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("learner", "capacity"),
-    [
-        ({"zero_stage": 0}, 64),
-        ({"zero_stage": 1}, 128),
-        ({"zero_stage": 2, "ranks": 2}, 64),
-        ({"zero_stage": 3, "ranks": 2, "gradient_checkpointing": True}, 64),
-    ],
-)
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_neither_packs_nor_ranks_nor_stages_change_the_update(
-    expected: tuple[Path, list[float]], model: Path, tmp_path: Path, learner: dict[str, object], capacity: int
+    expected: tuple[Path, list[float]],
+    ranks: dict[int, list[Any]],
+    model: Path,
+    tmp_path: Path,
+    stage: int,
+    count: int,
 ) -> None:
-    group, norms = two_phases(run_config(model, **learner), capacity, tmp_path)
+    config = run_config(model, ranks=count, zero_stage=stage, gradient_checkpointing=stage == 3, **EVERYTHING)
+    group = start(ranks, config)
+    norms = two_phases(group, config, 64, tmp_path)
     folder, expected_norms = expected
     assert norms == pytest.approx(expected_norms, rel=1e-5)
     assert largest_difference(folder / "export", tmp_path / "export") < 1e-5
-    group.load(tmp_path / "checkpoint")
-    group.train(packs(run_config(model, **learner), 2, capacity))
-    group.export(tmp_path / "again")
-    assert largest_difference(tmp_path / "export", tmp_path / "again") < 1e-7
-    if learner["zero_stage"] != 0:
-        with pytest.raises(ValueError, match=r"learner.ranks=1 learner.zero_stage=0, but this run has"):
-            group.load(folder / "checkpoint")
-    group.shutdown()
+    check_resuming(group, config, 64, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def expected_adapters(ranks: dict[int, list[Any]], model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with adapters in place of full weights."""
+    folder = tmp_path_factory.mktemp("adapters")
+    config = run_config(model, zero_stage=0, lora=LORA, **EVERYTHING)
+    two_phases(start(ranks, config), config, 4096, folder)
+    return folder
 
 
 @pytest.mark.slow
-def test_logprobs_are_the_models_own(cluster: None, model: Path) -> None:
-    group = LearnerGroup.start(run_config(model, zero_stage=3, ranks=2), 4)
+def test_an_export_holds_the_merged_weights_and_the_adapter(expected_adapters: Path, model: Path) -> None:
+    export = expected_adapters / "export"
+    base, merged, adapter = weights(model), weights(export), load_file(export / "adapter" / "adapter_model.safetensors")
+    adapted = {name.removesuffix("lora_A.weight") for name in adapter if name.endswith("lora_A.weight")}
+    assert len(adapted) == 14  # seven linear layers in each of two blocks
+    for prefix in adapted:
+        name = prefix.removeprefix("base_model.model.") + "weight"
+        delta = adapter[f"{prefix}lora_B.weight"] @ adapter[f"{prefix}lora_A.weight"] * (8.0 / 4)
+        assert delta.abs().max() > 1e-4
+        torch.testing.assert_close(merged.pop(name), base.pop(name) + delta, rtol=0, atol=1e-6)
+    assert all(torch.equal(merged[name], base[name]) for name in base)
+    ids = torch.tensor([[1, 2, 3, 4]])
+    with_adapter = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), export / "adapter")
+    as_one = AutoModelForCausalLM.from_pretrained(export)
+    torch.testing.assert_close(with_adapter(input_ids=ids).logits, as_one(input_ids=ids).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_neither_packs_nor_ranks_nor_stages_change_the_adapters(
+    expected_adapters: Path, ranks: dict[int, list[Any]], model: Path, tmp_path: Path, stage: int
+) -> None:
+    checkpointing = {"gradient_checkpointing": stage != 1}
+    config = run_config(model, ranks=2, zero_stage=stage, lora=LORA, **checkpointing, **EVERYTHING)
+    group = start(ranks, config)
+    two_phases(group, config, 64, tmp_path)
+    ours, theirs = (
+        load_file(folder / "export" / "adapter" / "adapter_model.safetensors")
+        for folder in (tmp_path, expected_adapters)
+    )
+    assert ours.keys() == theirs.keys()
+    assert max((ours[name] - theirs[name]).abs().max().item() for name in ours) < 1e-5
+    assert largest_difference(expected_adapters / "export", tmp_path / "export") < 1e-5
+    check_resuming(group, config, 64, tmp_path)
+
+
+@pytest.mark.slow
+def test_logprobs_are_the_models_own(ranks: dict[int, list[Any]], model: Path) -> None:
+    group = start(ranks, run_config(model, zero_stage=3, ranks=2))
     found = group.logprobs([([1, 2, 3, 4], 2), ([5, 6], 1)])
-    group.shutdown()
     lm = AutoModelForCausalLM.from_pretrained(model)
     table = lm(input_ids=torch.tensor([[1, 2, 3, 4]])).logits[0].log_softmax(-1)
     assert found[0] == pytest.approx([table[1, 3].item(), table[2, 4].item()], abs=1e-5)
@@ -147,28 +215,39 @@ def test_logprobs_are_the_models_own(cluster: None, model: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 1, 2])
-def test_a_step_with_an_infinite_gradient_is_dropped(cluster: None, model: Path, tmp_path: Path, stage: int) -> None:
-    config = run_config(model, LossConfig(kl_coef=0.0), zero_stage=stage, max_bad_steps=1)
-    group = LearnerGroup.start(config, 4)
-    bad = packs(config, 1, 4096)
-    bad[0][0][0].positive[:] = float("nan")
+@pytest.mark.parametrize(("stage", "count"), [(0, 1), (0, 2), (1, 2), (2, 2), (3, 1), (3, 2)])
+def test_a_step_with_an_infinite_gradient_on_one_rank_is_dropped_on_all(
+    ranks: dict[int, list[Any]], model: Path, tmp_path: Path, stage: int, count: int
+) -> None:
+    config = run_config(model, LossConfig(kl_coef=0.0), zero_stage=stage, ranks=count)
+    group = start(ranks, config)
+    bad = packs(config, 1, 128)
+    bad[0][count - 1][0].positive[:] = float("nan")
     metrics = group.train(bad)
     assert metrics["learner/skipped_steps"] == 1
     group.export(tmp_path / "same")
     assert largest_difference(tmp_path / "same", model) == 0
-    group.train(packs(config, 1, 4096))
+    assert group.train(packs(config, 1, 128))["learner/skipped_steps"] == 0
     group.export(tmp_path / "moved")
     assert largest_difference(tmp_path / "moved", model) > 1e-5
+
+
+@pytest.mark.slow
+def test_too_many_dropped_steps_stop_the_run(cluster: None, model: Path) -> None:
+    config = run_config(model, LossConfig(kl_coef=0.0), max_bad_steps=1)
+    group = LearnerGroup.start(config, 4)
+    bad = packs(config, 1, 4096)
+    bad[0][0][0].positive[:] = float("nan")
     group.train(bad)
     with pytest.raises(RuntimeError, match=r"more than learner\.max_bad_steps=1"):
         group.train(bad)
 
 
 @pytest.mark.slow
-def test_a_dead_rank_ends_the_wait(cluster: None, model: Path) -> None:
+def test_a_dead_rank_ends_the_wait(ranks: dict[int, list[Any]], model: Path) -> None:
+    """Keep this test the last one that uses the two shared ranks."""
     config = run_config(model, ranks=2)
-    group = LearnerGroup.start(config, 4)
+    group = start(ranks, config)
     ray.kill(group._ranks[1])
     with pytest.raises(RuntimeError, match="rank died while the learner waited for the learning phase"):
         group.train(packs(config, 1, 64))
