@@ -19,6 +19,7 @@ LIGHT = (
     "rollout_workers.picking",
     "trainer.config",
     "trainer.advantages",
+    "trainer.collecting",
     "trainer.packing",
 )
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "wandb")

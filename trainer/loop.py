@@ -1,4 +1,4 @@
-"""The training loop, as a table of contents: collect → credit → pack → learn → push → log.
+"""The training loop, as a table of contents: collect with credit → pack → learn → push → log.
 
 Synchronous: version v of the weights collects the forest of step v + 1, the learner makes version v + 1 from it, and
 every engine has that version before the next branch starts. The driver runs this; it waits for the scheduler (collect),
@@ -7,9 +7,8 @@ for the learner ranks (learn) and for both sides (push), each with a time limit 
 
 import time
 
-from rollout_workers.types import Forest
 from trainer import checkpoint
-from trainer.advantages import TreeAdvantages, advantages, reward_stats
+from trainer.collecting import StepHarvest, collect_step
 from trainer.config import RunConfig
 from trainer.metrics import collection_metrics, eval_metrics
 from trainer.packing import pack_forest
@@ -17,7 +16,6 @@ from trainer.push import probe_contexts
 from trainer.report import write_report
 from trainer.run_folder import library_versions
 from trainer.session import Session, chain_rules, tree_rules
-from trainer.task_order import tasks_of_step
 from trainer.totals import Totals
 from trainer.tracking import system_metrics
 
@@ -62,23 +60,24 @@ class Loop:
         """One optimizer phase."""
         config, session = self.config, self.session
         metrics: dict[str, float] = {}
-        tasks = tasks_of_step(session.train_tasks, step, config.tasks_per_step, config.seed)
+        rules, temperature, version = tree_rules(config), config.rollout.temperature, self.totals.version
         with session.timed("collect", metrics):
-            harvest = session.collect(
-                f"train-{step}", tasks, tree_rules(config), config.rollout.temperature, self.totals.version
+            found = collect_step(
+                config,
+                step,
+                session.train_tasks,
+                lambda phase, tasks, before: session.collect(phase, tasks, rules, temperature, version, before),
             )
-        forest = harvest.forest
-        metrics |= collection_metrics(forest, harvest.ledger, metrics["time/collect_s"]) | reward_stats(forest)
+        metrics |= collection_metrics(found.forest, found.ledger, metrics["time/collect_s"]) | found.stats
         with session.timed("learn", metrics):
-            credit = [advantages(group, config.advantage.kind, config.advantage.singleton) for group in forest]
-            packed = pack_forest(forest, credit, config.loss, config.learner)
+            packed = pack_forest(*found.for_learner, config.loss, config.learner)
             metrics |= packed.stats | session.learner.train(packed.mini_batches)
-        self.totals.advance(harvest.ledger)
-        session.pusher.use_probes(probe_contexts(forest, config.push.probe_prompts))
+        self.totals.advance(found.ledger)
+        session.pusher.use_probes(probe_contexts(found.forest, config.push.probe_prompts))
         self.push(metrics)
         if config.evaluation.every and step % config.evaluation.every == 0:
             self.totals.after = self.evaluate(metrics)
-        self.log(forest, credit, metrics)
+        self.log(found, metrics)
         if config.checkpoint.every and step % config.checkpoint.every == 0:
             self.save()
 
@@ -111,13 +110,13 @@ class Loop:
         self.session.folder.append_metrics(self.totals.step, metrics)
         self.session.tracker.log(self.totals.step, metrics)
 
-    def log(self, forest: Forest, credit: list[list[TreeAdvantages]], metrics: dict[str, float]) -> None:
+    def log(self, found: StepHarvest, metrics: dict[str, float]) -> None:
         """A finished step: its metrics, the display, and some of its trees."""
-        session, step, log = self.session, self.totals.step, self.config.logger
+        session, folder, step, log = self.session, self.session.folder, self.totals.step, self.config.logger
         self.record(metrics)
         session.progress.step(step, metrics)
         if log.sample_trees and step % log.forest_every == 0:
-            kept = session.folder.write_forest("step", step, forest, session.decode, credit, limit=log.sample_trees)
+            kept = folder.write_forest("step", step, found.forest, session.decode, found.credit, log.sample_trees)
             session.tracker.log_trees(step, kept)
 
     def restore(self) -> None:

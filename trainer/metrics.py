@@ -1,10 +1,14 @@
 """Numbers about what a step collected, by the names that metrics.jsonl, W&B and the report use."""
 
+import statistics
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from rollout_workers import trees
 from rollout_workers.types import Forest, Ledger
+from trainer.advantages import TreeAdvantages, is_dead, leaf_rewards
+from trainer.credit import contributes
 
 
 def mean_score(forest: Forest) -> tuple[float, int]:
@@ -35,6 +39,33 @@ def collection_metrics(forest: Forest, ledger: Ledger, seconds: float) -> dict[s
         "tree/depth": sum(max(trees.depths(tree)) for tree in grown) / max(len(grown), 1),
         **{f"ledger/{name}": float(value) for name, value in asdict(ledger).items()},
     }
+
+
+def reward_stats(forest: Forest, credit: Sequence[Sequence[TreeAdvantages]]) -> dict[str, float]:
+    """`reward/*` of one step; `credit` is parallel to `forest`.
+
+    Shares without signal: `dead_groups` of the tasks, all of whose advantages are 0; `dead_trees` of the trees whose
+    leaves all have the same reward; `dead_leaves` of the rewarded leaves that give no token of their path an advantage.
+    """
+    rewards = [list(leaf_rewards(tree).values()) for group in forest for tree in group.trees]
+    flat = [reward for tree in rewards for reward in tree]
+    nodes = [tree.nodes[leaf] for group in forest for tree in group.trees for leaf in trees.leaves(tree)]
+    scores = [node.score for node in nodes if node.score is not None]
+    pairs = [pair for group, found in zip(forest, credit, strict=True) for pair in zip(group.trees, found, strict=True)]
+    idle = sum(not contributes(tree, leaf, found) for tree, found in pairs for leaf in found.leaves)
+    stats = {
+        "reward/leaves": float(len(flat)),
+        "reward/leaves_without_reward": float(len(nodes) - len(flat)),
+        "reward/dead_groups": sum(map(is_dead, credit)) / max(len(credit), 1),
+        "reward/dead_trees": sum(len(set(tree)) < 2 for tree in rewards) / max(len(rewards), 1),
+        "reward/dead_leaves": idle / max(len(flat), 1),
+    }
+    if flat:
+        stats |= {"reward/mean": statistics.fmean(flat), "reward/std": statistics.pstdev(flat)}
+        stats |= {"reward/min": min(flat), "reward/max": max(flat)}
+    if scores:
+        stats["reward/score"] = statistics.fmean(scores)
+    return stats
 
 
 def eval_metrics(forest: Forest) -> dict[str, float]:

@@ -28,7 +28,7 @@ class Findings:
     train_tasks: int
     eval_tasks: int
     notes: tuple[str, ...] = ()
-    """Sentences about what could not be checked."""
+    """Sentences about what could not be checked, and about settings that may not do what one expects."""
 
 
 def check_files(config: RunConfig) -> Findings:
@@ -45,7 +45,7 @@ def check_files(config: RunConfig) -> Findings:
     problems += [*_corpus_problems(config), *_reward_problems(config), *_path_problems(config)]
     if problems:
         raise ConfigError(problems)
-    return Findings(train_tasks=train, eval_tasks=held_out, notes=tuple(notes))
+    return Findings(train_tasks=train, eval_tasks=held_out, notes=(*notes, *config.notes))
 
 
 def _count_tasks(key: str, path: Path) -> tuple[int, list[str]]:

@@ -120,7 +120,7 @@ def step_numbers(metrics: Mapping[str, float], left: float | None) -> list[str]:
 
 
 def headline(metrics: Mapping[str, float]) -> list[str]:
-    """Success in training, last evaluation, reward and sampled tokens per second, as far as they are known."""
+    """Success in training and evaluation, reward, tasks without signal if any, tokens per second, as far as known."""
     parts: list[str] = []
     for label, name in (("success", "rollout/success"), ("eval", "eval/success")):
         if name in metrics:
@@ -128,6 +128,8 @@ def headline(metrics: Mapping[str, float]) -> list[str]:
     reward = metrics.get("rollout/reward", metrics.get("reward/mean"))
     if reward is not None:
         parts.append(f"reward {reward:.2f}")
+    if dead := metrics.get("reward/dead_groups"):
+        parts.append(f"no signal {dead:.0%}")
     if "rollout/tokens_per_s" in metrics:
         parts.append(f"tokens/s {metrics['rollout/tokens_per_s']:,.0f}")
     return parts

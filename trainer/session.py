@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +23,7 @@ from rollout_workers.fleet import Fleet, FleetSettings
 from rollout_workers.growth import TreeRules
 from rollout_workers.scheduler import Harvest
 from rollout_workers.scheduler import Progress as CollectionProgress
-from rollout_workers.types import Sampling
+from rollout_workers.types import Ledger, Sampling
 from rollout_workers.weight_names import TRANSFER_BACKENDS
 from trainer import placement
 from trainer.config import LimitsConfig, ModelConfig, RunConfig
@@ -52,7 +53,7 @@ class Session:
         ]
         self._tokenizer = load_tokenizer(config.model)
         self.codec = TokenizerCodec(self._tokenizer)
-        _check_prompts(self.codec, [*self.train_tasks, *self.eval_tasks], config.limits)
+        check_prompts(self.codec, [*self.train_tasks, *self.eval_tasks], config.limits)
         self.folder = RunFolder(Path(config.runs_dir) / config.name)
         settings = self.as_set.model_dump(mode="json")
         self.folder.write_config(settings)
@@ -87,15 +88,27 @@ class Session:
         self.tracker.finish(failed=self._failed)
         self.progress.close()
 
-    def collect(self, phase: str, tasks: Sequence[Task], rules: TreeRules, temperature: float, version: int) -> Harvest:
+    def collect(
+        self,
+        phase: str,
+        tasks: Sequence[Task],
+        rules: TreeRules,
+        temperature: float,
+        version: int,
+        before: Ledger | None = None,
+    ) -> Harvest:
         """Grows one forest under weights `version`; a replaced actor gets those weights before it joins.
 
-        Raises RuntimeError when more branches than `env.max_error_share` ended in an environment error.
+        Raises RuntimeError when more branches than `env.max_error_share` ended in an environment error. `before` is
+        what earlier collections of the same step cost; its branches count in that share, since a further collection may
+        be too small for one failed branch to mean anything.
         """
         self.progress.phase(phase.partition("-")[0], total=len(tasks) * rules.roots * rules.leaves_per_tree)
         spec = collection_spec(self.config, phase, tasks, rules, temperature)
         harvest = self.fleet.collect(spec, self._show, rejoin=lambda: self.pusher.push(version))
-        check_failures(phase, harvest.ledger, harvest.failures, self.config.env.max_error_share)
+        so_far = replace(harvest.ledger)
+        so_far.add(before or Ledger())
+        check_failures(phase, so_far, harvest.failures, self.config.env.max_error_share)
         return harvest
 
     def _show(self, progress: CollectionProgress) -> None:
@@ -114,7 +127,7 @@ class Session:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
-def _check_prompts(codec: TokenizerCodec, tasks: Sequence[Task], limits: LimitsConfig) -> None:
+def check_prompts(codec: TokenizerCodec, tasks: Sequence[Task], limits: LimitsConfig) -> None:
     """Raises ConfigError naming the first task whose prompt is too long: prompts are never cut."""
     for task in tasks:
         if (length := len(codec.prompt(task))) > limits.max_prompt_tokens:

@@ -107,3 +107,26 @@ def test_imports_are_light(module):
     code = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_kinds_that_compare_inside_a_tree_need_two_leaves_in_it():
+    for kind in ("intra", "tree_2norm"):
+        with pytest.raises(ValidationError, match=f"advantage.kind={kind} needs at least two leaves per tree"):
+            make(tree={"roots": 4, "rounds": 0}, advantage={"kind": kind})
+    for kind in ("tree", "inter", "loo", "sibling", "edge", "global_local", "node_value"):
+        make(tree={"roots": 4, "rounds": 0}, advantage={"kind": kind})
+
+
+def test_a_raw_singleton_is_for_kinds_of_leaves():
+    assert make(advantage={"kind": "loo", "singleton": "raw"}).advantage.singleton == "raw"
+    with pytest.raises(ValidationError, match=r"advantage.singleton=raw is not accepted with advantage.kind=edge"):
+        make(advantage={"kind": "edge", "singleton": "raw"})
+
+
+def test_notes_name_what_may_surprise():
+    assert make().notes == ()
+    (doubled,) = make(tree={"roots": 1}).notes
+    assert "every advantage doubles" in doubled
+    (few,) = make(advantage={"kind": "intra"}).notes
+    assert "compares only the 3 leaves of a tree" in few
+    assert make(advantage={"kind": "intra"}, tree={"nodes_per_round": 5}).notes == ()

@@ -1,6 +1,6 @@
 import io
 
-from trainer.progress import Progress, duration
+from trainer.progress import Progress, duration, headline
 
 METRICS = {
     "rollout/success": 0.54,
@@ -30,6 +30,11 @@ def test_one_plain_line_per_step():
     assert stream.getvalue() == (
         "step 12/30  success 0.54  reward 0.51  tokens/s 2,310  collect 6.1s learn 4.2s push 0.1s  left 3m00s\n"
     )
+
+
+def test_tasks_without_signal_are_named_when_there_are_any():
+    assert headline({"reward/mean": 0.5, "reward/dead_groups": 0.25}) == ["reward 0.50", "no signal 25%"]
+    assert headline({"reward/mean": 0.5, "reward/dead_groups": 0.0}) == ["reward 0.50"]
 
 
 def test_the_last_evaluation_stays_in_the_line():

@@ -19,6 +19,10 @@ from trainer.config.machines import (
 )
 from trainer.config.search import AdvantageConfig, LimitsConfig, LossConfig, ModelConfig, SchedulerConfig, TreeConfig
 
+FEW_LEAVES = 6
+"""Leaves per tree below which `intra` gets a note: at a success rate of 0.3 a third of the trees of 3 leaves have equal
+rewards (0.7^3 + 0.3^3 = 0.37), and an eighth of those of 6 (0.7^6 + 0.3^6 = 0.12)."""
+
 
 class RunConfig(Section):
     """Every setting of a run. Made by `trainer.compose.compose`, stored as `config.yaml` in the run folder."""
@@ -72,6 +76,11 @@ class RunConfig(Section):
         return self.steps * self.learner.optimizer_steps_per_step
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about accepted settings that may not do what one expects."""
+        return tuple(_method_notes(self))
+
+    @property
     def push_backend(self) -> str:
         """`push.backend` with `auto` resolved: nccl if learner and rollouts are on GPUs, else gloo."""
         if self.push.backend != "auto":
@@ -100,10 +109,15 @@ def _method_problems(config: RunConfig) -> Iterator[str]:
             "tree.roots=1 without branches gives every task one leaf and so no advantage: "
             "set tree.roots to at least 2, or tree.rounds and tree.nodes_per_round to at least 1."
         )
-    elif advantage.singleton == "zero" and advantage.kind == "intra" and tree.leaves_per_tree < 2:
+    elif advantage.singleton == "zero" and advantage.kind in ("intra", "tree_2norm") and tree.leaves_per_tree < 2:
         yield (
-            "advantage.kind=intra needs at least two leaves per tree: "
+            f"advantage.kind={advantage.kind} needs at least two leaves per tree: "
             "set tree.rounds and tree.nodes_per_round to at least 1, or use advantage.kind=inter."
+        )
+    if advantage.singleton == "raw" and advantage.is_of_nodes:
+        yield (
+            f"advantage.singleton=raw is not accepted with advantage.kind={advantage.kind}, which compares steps: "
+            "use advantage.singleton=zero, or one of the kinds of leaves (tree, inter, intra, tree_2norm, loo)."
         )
     if loss.tis_cap is not None and loss.old_logprobs == "rollout":
         yield (
@@ -113,6 +127,20 @@ def _method_problems(config: RunConfig) -> Iterator[str]:
     batches, tasks = config.learner.mini_batches, config.tasks_per_step
     if batches > tasks:
         yield f"learner.mini_batches={batches} must be at most tasks_per_step={tasks}."
+
+
+def _method_notes(config: RunConfig) -> Iterator[str]:
+    kind, tree = config.advantage.kind, config.tree
+    if kind == "tree" and tree.roots == 1:
+        yield (
+            "Note: with tree.roots=1 both comparisons of advantage.kind=tree are the same one, so every advantage "
+            "doubles; advantage.kind=inter counts it once."
+        )
+    if kind in ("intra", "tree_2norm") and tree.leaves_per_tree < FEW_LEAVES:
+        yield (
+            f"Note: advantage.kind={kind} compares only the {tree.leaves_per_tree} leaves of a tree with each other; "
+            "with so few, many trees have equal rewards and teach nothing; advantage.kind=tree also compares trees."
+        )
 
 
 def _length_problems(config: RunConfig) -> Iterator[str]:

@@ -40,11 +40,16 @@ class AdvantageConfig(Section):
     )
     """Of leaves: `inter` (in the task), `intra` (in the tree), `tree` (both), `tree_2norm`, `loo`; else of nodes."""
     singleton: Literal["zero", "raw"] = "zero"
-    """Advantage of a leaf that is alone in its group: 0, or its raw reward."""
+    """Advantage of a leaf that is alone in its group: 0, or its raw reward (only kinds of leaves)."""
     dead_groups: Literal["keep", "drop", "resample"] = "keep"
     """Tasks without any advantage other than 0: kept in KL and weights, left out, or replaced by further tasks."""
     resample_rounds: Count = 3
     """Most further collections per step under `dead_groups: resample`; what is dead after them is left out."""
+
+    @property
+    def is_of_nodes(self) -> bool:
+        """Whether each agent step has an advantage of its own, instead of each leaf one for its whole path."""
+        return self.kind in ("sibling", "edge", "global_local", "node_value")
 
 
 class LossConfig(Section):

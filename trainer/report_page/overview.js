@@ -240,9 +240,9 @@ function sections() {
           ],
         },
         {
-          title: "Without signal (equal rewards)",
+          title: "Without signal",
           ...share,
-          note: "All paths got the same reward: advantage 0, nothing is learned from them.",
+          note: "Tasks whose advantages are all 0, and trees whose paths all got the same reward.",
           series: [
             { name: "reward/dead_groups|reward/dead_group_share", label: "tasks", color: "var(--c5)" },
             { name: "reward/dead_trees", label: "trees", color: "var(--c4)" },

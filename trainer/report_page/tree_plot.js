@@ -37,7 +37,7 @@ function scaleOf(task) {
   }
   if (explorer.color === "advantage") {
     const most = Math.max(...nodes.map((node) => Math.abs(node.meanAdvantage ?? 0))) || 1;
-    return { low: -most, high: most, of: (node) => node.meanAdvantage, name: "mean advantage of the paths below" };
+    return { low: -most, high: most, of: (node) => node.meanAdvantage, name: "advantage of the step, or its mean over the paths below" };
   }
   const least = Math.min(-0.1, ...nodes.map((node) => node.meanLogprob ?? 0));
   return { low: least, high: 0, of: (node) => node.meanLogprob, name: "mean log-probability of the node's tokens" };
