@@ -1,0 +1,165 @@
+"""The identity of the method: trees in packs have the gradient of one row per leaf, whatever the loss and layout."""
+
+import copy
+import itertools
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from micro_models import micro_qwen2
+from plain_loss import Advantages, plain_loss, random_advantages
+from random_forests import random_forest
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rollout_workers import trees
+from rollout_workers.types import Forest
+from trainer.config import LearnerConfig, LossConfig
+from trainer.forward import PackedPolicy, to_tensors
+from trainer.loss import pack_loss
+from trainer.loss_inputs import loss_inputs
+from trainer.packing import pack_forest
+
+CPU = torch.device("cpu")
+LAYOUTS = ("packed", "flat")
+AGGREGATIONS = {
+    "seq_mean": {},
+    "token_mean": {"aggregation": "token_mean"},
+    "dr_grpo": {"aggregation": "dr_grpo", "dr_grpo_length": 20},
+}
+EVERYTHING = {"kl_coef": 0.05, "entropy_coef": 0.02, "clip_low": 0.1, "clip_high": 0.15, "dual_clip": 1.3}
+
+
+def sampled_by(lm: PreTrainedModel, forest: Forest, shift: float, seed: int) -> Forest:
+    """The forest with log-probabilities of `lm`, off by an amount per tree, step and token: too high in odd trees."""
+    rng = random.Random(seed)
+
+    def node(tree: trees.Tree, index: int) -> trees.Tree:
+        one = tree.nodes[index]
+        ids = trees.path_ids(tree, index)
+        first = len(ids) - len(one.observation_ids) - len(one.token_ids)
+        table = lm(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+        own = [table[first + k - 1, token].item() for k, token in enumerate(one.token_ids)]
+        common = shift * (1 if tree.index % 2 else -1) + rng.gauss(0, shift / 2)
+        return replace(one, logprobs=tuple(value + common + rng.gauss(0, shift) for value in own))
+
+    with torch.no_grad():
+        return [
+            replace(
+                group,
+                trees=tuple(
+                    replace(tree, nodes=[tree.nodes[0], *(node(tree, i) for i in range(1, len(tree.nodes)))])
+                    for tree in group.trees
+                ),
+            )
+            for group in forest
+        ]
+
+
+def nudged(lm: PreTrainedModel, size: float) -> PreTrainedModel:
+    """The learner before its updates: the same model, a little elsewhere."""
+    other = copy.deepcopy(lm)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += (
+                size * parameter.std() * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            )
+    return other
+
+
+def packed_loss(
+    lm: PreTrainedModel,
+    reference: PreTrainedModel,
+    old_lm: PreTrainedModel | None,
+    forest: Forest,
+    adv: Advantages,
+    config: LossConfig,
+    learner: LearnerConfig,
+) -> Tensor:
+    def logprobs(model: PreTrainedModel, batch: object) -> tuple[Tensor, Tensor]:
+        return PackedPolicy(model, 1.0)(batch.ids_T, batch.positions_T, batch.end_T, batch.rows_R, batch.targets_R, 1)
+
+    total = torch.zeros(())
+    for pack in pack_forest(forest, adv, config, learner).mini_batches[0][0]:
+        batch, inputs = to_tensors(pack, CPU), loss_inputs(pack, CPU)
+        with torch.no_grad():
+            fixed = logprobs(reference, batch)[0]
+            if old_lm is not None:
+                inputs = replace(inputs, old_logprobs_R=None if old_lm is lm else logprobs(old_lm, batch)[0])
+        total = total + pack_loss(*logprobs(lm, batch), fixed, inputs, config).loss
+    return total
+
+
+def gradients(lm: PreTrainedModel, loss: Tensor) -> list[Tensor]:
+    lm.zero_grad()
+    loss.backward()
+    return [parameter.grad.double() for parameter in lm.parameters()]
+
+
+def check(config: LossConfig, *, seed: int, level: str, shift: float, layout: str, capacity: int) -> Counter[str]:
+    """Within 1e-5 of the plain rows in every parameter; returns how often which bound of the loss was reached."""
+    lm, reference = micro_qwen2(seed=seed).double(), micro_qwen2(seed=seed + 100).double()
+    forest = sampled_by(lm, random_forest(seed, tasks=2), shift, seed)
+    adv = random_advantages(forest, seed, level)
+    old_lm = None
+    if config.old_logprobs == "recompute":
+        old_lm = nudged(lm, 0.1) if shift else lm
+    loss, cuts = plain_loss(lm, reference, old_lm, forest, adv, config)
+    expected = gradients(lm, loss)
+    lm, reference = lm.float(), reference.float()
+    before = old_lm if old_lm is None or old_lm is lm else old_lm.float()
+    learner = LearnerConfig(layout=layout, max_tokens_per_pack=capacity)
+    found = gradients(lm, packed_loss(lm, reference, before, forest, adv, config, learner))
+    assert all((a - b).norm() <= 1e-5 * a.norm() for a, b in zip(expected, found, strict=True))
+    return cuts
+
+
+LEVELS = ("token", "turn", "sequence")
+CASES = [
+    *itertools.product(LEVELS, AGGREGATIONS, ("leaf",), (0.4,), ("packed",)),
+    *itertools.product(LEVELS, ("seq_mean",), ("node",), (0.0, 0.4), LAYOUTS),
+]
+
+
+@pytest.mark.parametrize(("ratio_level", "aggregation", "level", "shift", "layout"), CASES)
+def test_trees_give_the_gradient_of_rows(
+    ratio_level: str, aggregation: str, level: str, shift: float, layout: str
+) -> None:
+    config = LossConfig(**AGGREGATIONS[aggregation], **EVERYTHING, ratio_level=ratio_level)
+    cuts = check(config, seed=7, level=level, shift=shift, layout=layout, capacity=64)
+    assert not shift or (cuts["low"] and cuts["high"] and cuts["dual"])
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.4], ids=["on_policy", "off_policy"])
+@pytest.mark.parametrize("ratio_level", LEVELS)
+def test_recomputed_logprobs_and_truncated_weights(ratio_level: str, shift: float) -> None:
+    config = LossConfig(**EVERYTHING, ratio_level=ratio_level, old_logprobs="recompute", tis_cap=1.2)
+    for layout, capacity in (("packed", 64), ("packed", 512), ("flat", 512)):
+        cuts = check(config, seed=3, level="leaf", shift=shift, layout=layout, capacity=capacity)
+        assert not shift or (cuts["low"] and cuts["high"] and cuts["dual"] and cuts["tis"])
+
+
+@pytest.mark.parametrize("config", [LossConfig(kl_coef=0.0), LossConfig(kl_coef=0.0, dual_clip=None)])
+@pytest.mark.parametrize("ratio_level", LEVELS)
+def test_leaves_without_advantage_may_be_left_out(config: LossConfig, ratio_level: str) -> None:
+    config = config.model_copy(update={"ratio_level": ratio_level})
+    for level in ("leaf", "node"):
+        check(config, seed=5, level=level, shift=0.4, layout="packed", capacity=512)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("ratio_level", LEVELS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_combination(seed: int, ratio_level: str, layout: str) -> None:
+    switches = [{}, {"dual_clip": None}, {"kl_coef": 0.0, "entropy_coef": 0.0}]
+    recompute, cuts = {"old_logprobs": "recompute", "tis_cap": 1.2}, Counter[str]()
+    for aggregation, switch, old in itertools.product(AGGREGATIONS, switches, ({}, recompute)):
+        config = LossConfig(**(EVERYTHING | AGGREGATIONS[aggregation] | switch | old), ratio_level=ratio_level)
+        for level, capacity in (("leaf", 64), ("node", 512)):
+            for shift in (0.0, 0.5):
+                cuts += check(config, seed=seed, level=level, shift=shift, layout=layout, capacity=capacity)
+    assert all(cuts[bound] for bound in ("low", "high", "dual", "tis"))
