@@ -70,7 +70,7 @@ class Loop:
             )
         metrics |= collection_metrics(found.forest, found.ledger, metrics["time/collect_s"]) | found.stats
         with session.timed("learn", metrics):
-            packed = pack_forest(*found.for_learner, config.loss, config.learner)
+            packed = pack_forest(*found.for_learner, config.loss, config.learner, session.hidden_size)
             metrics |= packed.stats | session.learner.train(packed.mini_batches)
         self.totals.advance(found.ledger)
         session.pusher.use_probes(probe_contexts(found.forest, config.push.probe_prompts))

@@ -52,6 +52,8 @@ class Session:
             : config.evaluation.tasks
         ]
         self._tokenizer = load_tokenizer(config.model)
+        self.hidden_size = hidden_size(config.model)
+        """Width of the model, which says what attention costs."""
         self.codec = TokenizerCodec(self._tokenizer)
         check_prompts(self.codec, [*self.train_tasks, *self.eval_tasks], config.limits)
         self.folder = RunFolder(Path(config.runs_dir) / config.name)
@@ -144,6 +146,14 @@ def load_tokenizer(model: ModelConfig) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+
+
+def hidden_size(model: ModelConfig) -> int:
+    """Width of the model's hidden states, from its configuration; no weights are read."""
+    from transformers import AutoConfig
+
+    found = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    return int(found.get_text_config().hidden_size)
 
 
 def tree_rules(config: RunConfig) -> TreeRules:

@@ -142,7 +142,7 @@ def metrics_of(step: int, steps: int, rng: random.Random) -> dict[str, float]:
         "learner/approx_kl": abs(rng.gauss(0, 0.0004)),
         "tree/flat_tokens": 54_000 + rng.randint(-900, 900),
         "tree/unique_tokens": 21_400 + rng.randint(-900, 900),
-        "tree/token_saving": 2.6 + rng.gauss(0, 0.1),
+        "learner/tree_token_ratio": 2.6 + rng.gauss(0, 0.1),
         "rollout/end_answered_share": 0.93 + 0.05 * done,
         "rollout/end_turn_limit_share": 0.07 - 0.05 * done,
         "push/seconds": 0.12 + abs(rng.gauss(0, 0.01)),
