@@ -16,7 +16,9 @@ def check(tree: Tree) -> None:
     parent; a leaf has no children; log-probabilities and versions are as long as the sampled ids.
     """
     where = f"tree {tree.index} of task {tree.task_id!r}"
-    if not tree.nodes or tree.nodes[ROOT].parent != -1 or tree.nodes[ROOT].token_ids:
+    if not tree.nodes:
+        raise ValueError(f"{where} is empty; a tree has at least its prompt")
+    if tree.nodes[ROOT].parent != -1 or tree.nodes[ROOT].token_ids:
         raise ValueError(f"{where} must start with a root node that has parent -1 and no sampled tokens")
     for index, node in enumerate(tree.nodes):
         if index != ROOT and not 0 <= node.parent < index:

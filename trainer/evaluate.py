@@ -40,17 +40,19 @@ def pass_metrics(forest: Forest, samples: int) -> dict[str, float]:
 def evaluate(config: RunConfig, samples: int) -> dict[str, float]:
     """Greedy success on the held-out tasks of `config`, and pass@k from `samples` samples at temperature 1 if > 0.
 
-    Needs a connected Ray. Raises RuntimeError when the actors can't be started in time, and when more branches than
-    `env.max_error_share` ended in an environment error.
+    Needs a connected Ray. Raises ConfigError for a prompt that is too long, and RuntimeError when the actors can't be
+    started in time or more branches than `env.max_error_share` ended in an environment error.
     """
     from envs.tasks import load_tasks
+    from rollout_workers.actor import TokenizerCodec
     from rollout_workers.fleet import Fleet
     from trainer import placement
     from trainer.failures import check_failures
-    from trainer.session import chain_rules, collection_spec, fleet_settings, located
+    from trainer.session import chain_rules, check_prompts, collection_spec, fleet_settings, load_tokenizer, located
 
     config = located(config)
     tasks = load_tasks(config.env.eval_tasks, instruction=config.env.instruction)[: config.evaluation.tasks]
+    check_prompts(TokenizerCodec(load_tokenizer(config.model)), tasks, config.limits)
     group = placement.reserve(config, learner=False)
     fleet = Fleet(fleet_settings(config), group, first_bundle=0)
     try:

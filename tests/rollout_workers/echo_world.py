@@ -1,8 +1,11 @@
 """A world of a few lines for rollout tests: the agent says letters, the world counts them. Ids are character codes."""
 
+import random
 from collections.abc import Sequence
 
 from envs.types import EndReason, Message, StepResult, Task
+from rollout_workers.branch import BranchRunner
+from rollout_workers.collection import Collection, CollectionSpec
 from rollout_workers.types import Completion, Sampling
 
 
@@ -58,3 +61,37 @@ class Script:
             prompt_tokens=len(prompt_ids),
             cached_tokens=0,
         )
+
+
+class Wanderer:
+    """Says "a;" or "b;", or ends with "c!;" (at `ends` of all steps), as the seed has it; records what it was asked.
+
+    The ids are no code of the text, as with a real tokenizer, where text does not give the ids back: each letter's is
+    its character code or, one time in two, 1000 more.
+    """
+
+    def __init__(self, ends: float = 0.3) -> None:
+        self.ends = ends
+        self.requests: list[tuple[tuple[int, ...], tuple[str, ...]]] = []
+
+    async def generate(
+        self, prompt_ids: Sequence[int], *, sampling: Sampling, seed: int, stop: Sequence[str], max_tokens: int
+    ) -> Completion:
+        self.requests.append((tuple(prompt_ids), tuple(stop)))
+        rng = random.Random(seed)
+        text = "c!;" if rng.random() < self.ends else rng.choice(("a;", "b;"))
+        ids = tuple(ord(letter) + rng.choice((0, 1000)) for letter in text)
+        return Completion(
+            token_ids=ids, logprobs=tuple(-rng.random() for _ in ids), versions=(0,) * len(ids), text=text,
+            finished="stop", prompt_tokens=len(prompt_ids), cached_tokens=0,
+        )  # fmt: skip
+
+
+async def grow(spec: CollectionSpec, policy: object, env: object = None) -> Collection:
+    """A whole collection by one actor, branches in the order they are handed out."""
+    runner = BranchRunner(env or CountingEnv(), policy, CharCodec(), env_timeout_s=1.0)
+    collection = Collection(spec)
+    while not collection.is_complete:
+        for item in collection.assign("a", 1000, now=0.0):
+            collection.complete(await runner.run(item))
+    return collection

@@ -67,5 +67,7 @@ def test_check_accepts_and_refuses(tree: Tree) -> None:
         trees.check(Tree(task_id="t", index=0, nodes=[*tree.nodes, step(6, (1,))]))
     with pytest.raises(ValueError, match="differ in length"):
         trees.check(Tree(task_id="t", index=0, nodes=[tree.nodes[0], Node(parent=0, token_ids=(1,))]))
-    with pytest.raises(ValueError, match="root node"):
-        trees.check(Tree(task_id="t", index=0))
+    with pytest.raises(ValueError, match="must start with a root node"):
+        trees.check(Tree(task_id="t", index=0, nodes=[step(-1, (1,))]))
+    with pytest.raises(ValueError, match=r"^tree 1 of task 't' is empty; a tree has at least its prompt$"):
+        trees.check(Tree(task_id="t", index=1))
