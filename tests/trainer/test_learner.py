@@ -233,6 +233,24 @@ def test_a_step_with_an_infinite_gradient_on_one_rank_is_dropped_on_all(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("stage", "count"), [(0, 1), (2, 2), (3, 2)])
+def test_a_phase_without_packs_changes_nothing(
+    ranks: dict[int, list[Any]], model: Path, tmp_path: Path, stage: int, count: int
+) -> None:
+    """What a step does whose groups are all dropped: no update on any rank, and the next phase trains as ever."""
+    config = run_config(model, LossConfig(kl_coef=0.05, old_logprobs="recompute"), zero_stage=stage, ranks=count)
+    group = start(ranks, config)
+    metrics = group.train(pack_forest([], [], config.loss, config.learner).mini_batches)
+    assert metrics["learner/optimizer_steps"] == metrics["learner/skipped_steps"] == metrics["learner/lr"] == 0
+    assert all(value == value for value in metrics.values())
+    group.export(tmp_path / "same")
+    assert largest_difference(tmp_path / "same", model) == 0
+    assert group.train(packs(config, 1, 128))["learner/optimizer_steps"] == 1
+    group.export(tmp_path / "moved")
+    assert largest_difference(tmp_path / "moved", model) > 1e-5
+
+
+@pytest.mark.slow
 def test_too_many_dropped_steps_stop_the_run(cluster: None, model: Path) -> None:
     config = run_config(model, LossConfig(kl_coef=0.0), max_bad_steps=1)
     group = LearnerGroup.start(config, 4)
