@@ -76,6 +76,22 @@ def test_paths_add_up_to_the_tree(kind: str, seed: int, branches: int) -> None:
             assert summed == pytest.approx(getattr(whole, name), abs=1e-12)
 
 
+@given(seed=st.integers(0, 10**6), branches=st.integers(0, 6))
+@settings(max_examples=25, deadline=None)
+def test_node_value_has_the_gradient_of_inter_at_equal_weights(seed: int, branches: int) -> None:
+    """At ratio 1 the slope of a token's objective is P + N: a mean over leaves times their number is their sum."""
+    rng = random.Random(seed)
+    trees = tuple(random_tree(rng, "t", index, branches=branches) for index in range(2))
+    group = TaskGroup(task=drawn().task, trees=trees)
+    slopes = []
+    for kind in ("inter", "node_value"):
+        for tree, found in zip(trees, advantages(group, kind), strict=True):
+            credit = tree_credit(tree, found, dict.fromkeys(found.leaves, 0.1))
+            slopes.append([p + n for p, n in zip(credit.positive[1:], credit.negative[1:], strict=True)])
+    for of_leaves, of_nodes in zip(slopes[:2], slopes[2:], strict=True):
+        assert of_nodes == pytest.approx(of_leaves, abs=1e-12)
+
+
 def test_a_leaf_contributes_through_any_step_of_its_path() -> None:
     group = drawn()
     tree = group.trees[0]
