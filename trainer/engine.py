@@ -31,8 +31,10 @@ from trainer import lora
 from trainer.config import RunConfig
 from trainer.deepspeed_settings import inference_settings, training_settings
 from trainer.forward import PackedPolicy, PackTensors, to_tensors
+from trainer.layout import chosen_layout
+from trainer.layout_check import check_layout
 from trainer.packing import flat_pack
-from trainer.pretrained import check_packing, load_model, write_folder
+from trainer.pretrained import load_model, write_folder
 from trainer.schedule import learning_rate
 
 LOGITS_AT_ONCE = 1 << 26
@@ -69,7 +71,7 @@ class LearnerEngine:
     """The policy being trained, as seen by one rank."""
 
     def __init__(self, config: RunConfig, rank: Rank, total_updates: int, logits_at_once: int = LOGITS_AT_ONCE) -> None:
-        """Loads the model, checks that it computes packed trees exactly, and joins the other ranks.
+        """Loads the model, checks that its layout computes trees exactly, and joins the other ranks.
 
         `total_updates` is the number of optimizer steps of the whole run, for the learning-rate schedule.
         """
@@ -81,8 +83,8 @@ class LearnerEngine:
         """Optimizer steps done or skipped so far."""
         self.device = _join(config.learner.device, rank)
         torch.set_num_threads(config.learner.threads)
-        policy = self._policy(train=True)
-        check_packing(policy, config)
+        policy = self._policy(train=True).place(self.device)
+        check_layout(policy, config)
         self._adapted = config.learner.lora.rank > 0
         self._base = lora.fingerprint(policy.lm) if self._adapted else ""
         self._tied_name = policy.tied_name()
@@ -90,12 +92,12 @@ class LearnerEngine:
         """Weights of the model, those of adapters included."""
         self.trained_parameters = sum(p.numel() for p in policy.parameters() if p.requires_grad)
         settings = training_settings(config, self.parameters, self.trained_parameters)
-        self._engine = _initialize(self._placed(policy), settings)
+        self._engine = _initialize(policy, settings)
         self._reference = self._frozen() if config.loss.kl_coef > 0 and not self._adapted else None
 
     def _policy(self, *, train: bool) -> PackedPolicy:
         lm = load_model(self._config, train=train)
-        policy = PackedPolicy(lm, self._config.rollout.temperature)
+        policy = PackedPolicy(lm, self._config.rollout.temperature, chosen_layout(self._config.learner))
         if train and self._config.learner.lora.rank > 0:
             lora.adapt(lm, self._config)
             policy.register_state_dict_post_hook(lora.keep_adapters)  # type: ignore[no-untyped-call]
@@ -106,16 +108,10 @@ class LearnerEngine:
 
         Each rank loads the whole model before its part is cut out.
         """
-        policy = self._placed(self._policy(train=False))
+        policy = self._policy(train=False).place(self.device)
         if self._rank.count == 1 or self._config.learner.zero_stage == 0:
             return policy
         return _initialize(policy, inference_settings(self._config, self.parameters))
-
-    def _placed(self, policy: PackedPolicy) -> PackedPolicy:
-        """On the device; on GPUs with flex attention, which never builds the dense mask (not run on a GPU yet)."""
-        if self.device.type == "cuda":
-            policy.lm.set_attn_implementation("flex_attention")
-        return policy.to(self.device)
 
     def chunks(self, trained_tokens: Sequence[int]) -> list[int]:
         """How many parts each pack's logits are computed in: the largest need of any rank (a collective)."""

@@ -1,18 +1,24 @@
-"""The packed forward pass: from a row of trees to the log-probability of each trained token.
+"""The packed forward pass: from a row of trees to the log-probability of each scored token.
 
-Owns the attention mask of a pack and the only place where logits exist. On CPUs (and wherever flex attention is not
-available) the mask is a dense boolean matrix for SDPA, which costs O(T^2): keep packs small there. On CUDA the same
-`end` array becomes a block mask for flex attention, which skips blocks that no token sees (not run on a GPU yet).
+Owns the attention of each layout and the only place where logits exist. All layouts run the model once over the row of
+a pack, and every other layer token by token; they differ in attention only:
+- `level`: by segments, without a mask (`tree_attention`); the way of CPUs. It has matrix products for other devices,
+  checked on CPUs; never run on a GPU.
+- `packed`: with a mask from `TreePack.end`. On CPUs a dense boolean matrix for SDPA, which costs O(T^2); on CUDA a
+  block mask for flex attention, which skips blocks that no token sees (not run on a GPU yet).
+- `flat`: packs whose rows share nothing; causal attention on each.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from trainer.layout import Layout
+from trainer.tree_attention import FLAT, LEVEL, register, segments
 from trainer.types import TreePack
 
 if TYPE_CHECKING:
@@ -37,15 +43,13 @@ class PackTensors:
 
 
 def to_tensors(pack: TreePack, device: torch.device) -> PackTensors:
-    """Moves a pack to `device`; for CUDA it is padded to a multiple of `FLEX_BLOCK` with tokens that see themselves."""
+    """Moves a pack to `device`."""
     scored = pack.scored
     assert (pack.source[scored] >= 0).all(), "the first token of a row cannot be scored"
-    padding = -pack.tokens % FLEX_BLOCK if device.type == "cuda" else 0
-    end_T = torch.cat([torch.from_numpy(pack.end), torch.arange(pack.tokens, pack.tokens + padding) + 1])
     return PackTensors(
-        ids_T=F.pad(torch.from_numpy(pack.ids), (0, padding)).to(device),
-        positions_T=F.pad(torch.from_numpy(pack.positions), (0, padding)).to(device),
-        end_T=end_T.to(device),
+        ids_T=torch.from_numpy(pack.ids).to(device),
+        positions_T=torch.from_numpy(pack.positions).to(device),
+        end_T=torch.from_numpy(pack.end).to(device),
         rows_R=torch.from_numpy(pack.source[scored]).to(device),
         targets_R=torch.from_numpy(pack.ids[scored]).to(device),
     )
@@ -68,18 +72,33 @@ def block_mask(end_T: Tensor) -> "BlockMask":
     return create_block_mask(mask_mod, B=1, H=1, Q_LEN=len(end_T), KV_LEN=len(end_T), device=str(end_T.device))
 
 
-class PackedPolicy(nn.Module):
-    """A Hugging Face causal language model that scores packs.
+def attention_name(layout: Layout, device: str) -> str:
+    """Transformers' name of the attention that computes `layout` on a device type such as `"cpu"`."""
+    if layout == "packed":
+        return "flex_attention" if device == "cuda" else "sdpa"
+    return LEVEL if layout == "level" else FLAT
 
-    The logits of a whole pack never exist: hidden states of trained rows go through the output layer in `chunks`
+
+class PackedPolicy(nn.Module):
+    """A Hugging Face causal language model that scores packs in one layout.
+
+    The logits of a whole pack never exist: hidden states of scored rows go through the output layer in `chunks`
     parts, and with more than one part each is computed again in the backward pass instead of being kept. The output
     layer is called as a module, so that ZeRO-3's hooks gather its weight, also when it is tied to the embedding.
     """
 
-    def __init__(self, lm: "PreTrainedModel", temperature: float) -> None:
+    def __init__(self, lm: "PreTrainedModel", temperature: float, layout: Layout = "packed") -> None:
         super().__init__()
         self.lm = lm
         self.temperature = temperature
+        self.layout = layout
+        self.place(torch.device("cpu"))
+
+    def place(self, device: torch.device) -> "PackedPolicy":
+        """Moves the model to `device`, with the attention that its layout has there."""
+        register()
+        self.lm.set_attn_implementation(attention_name(self.layout, device.type))
+        return self.to(device)
 
     def forward(
         self, ids_T: Tensor, positions_T: Tensor, end_T: Tensor, rows_R: Tensor, targets_R: Tensor, chunks: int
@@ -89,14 +108,8 @@ class PackedPolicy(nn.Module):
         Every rank must pass the same `chunks` under ZeRO-3, since each call of the output layer is a collective there;
         a chunk may be empty.
         """
-        flex = self.lm.config._attn_implementation == "flex_attention"
-        hidden_TH = self.lm.base_model(
-            input_ids=ids_T[None],
-            position_ids=positions_T[None],
-            attention_mask=block_mask(end_T) if flex else dense_mask(end_T),
-            use_cache=False,
-        ).last_hidden_state[0]
-        parts = zip(hidden_TH[rows_R].tensor_split(chunks), targets_R.tensor_split(chunks), strict=True)
+        hidden_TH = self._hidden(ids_T, positions_T, end_T)
+        parts = zip(hidden_TH.index_select(0, rows_R).tensor_split(chunks), targets_R.tensor_split(chunks), strict=True)
         recompute = chunks > 1 and torch.is_grad_enabled()
         scored = [
             checkpoint(self._score, hidden_CH, targets_C, use_reentrant=False)
@@ -105,6 +118,22 @@ class PackedPolicy(nn.Module):
             for hidden_CH, targets_C in parts
         ]
         return torch.cat([logprobs for logprobs, _ in scored]), torch.cat([entropy for _, entropy in scored])
+
+    def _hidden(self, ids_T: Tensor, positions_T: Tensor, end_T: Tensor) -> Tensor:
+        """(T, H) last hidden states of a row. What attention needs to know is made here, once for all layers."""
+        tree: dict[str, object] = {}
+        if self.layout != "packed":
+            tree["segments"] = segments(end_T.cpu().numpy())
+        elif ids_T.device.type == "cuda":
+            padding = (0, -len(ids_T) % FLEX_BLOCK)
+            own_P = torch.arange(len(ids_T), len(ids_T) + padding[1], device=ids_T.device) + 1
+            ids_T, positions_T, end_T = F.pad(ids_T, padding), F.pad(positions_T, padding), torch.cat([end_T, own_P])
+            tree["attention_mask"] = block_mask(end_T)
+        else:
+            tree["attention_mask"] = dense_mask(end_T)
+        found = self.lm.base_model(input_ids=ids_T[None], position_ids=positions_T[None], use_cache=False, **tree)
+        hidden_TH: Tensor = found.last_hidden_state[0]
+        return hidden_TH
 
     def output_layer(self) -> nn.Module:
         """The layer that turns hidden states into logits."""
@@ -123,8 +152,47 @@ class PackedPolicy(nn.Module):
         return next(f"{name}.weight" for name, module in self.lm.named_modules() if module is output_layer)
 
     def _score(self, hidden_CH: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
-        logits_CV = self.output_layer()(hidden_CH).float() / self.temperature
-        normaliser_C = logits_CV.logsumexp(-1)
-        logprobs_C = logits_CV.gather(-1, targets_C[:, None])[:, 0] - normaliser_C
-        mean_logit_C = ((logits_CV - normaliser_C[:, None]).exp() * logits_CV).sum(-1)
-        return logprobs_C, normaliser_C - mean_logit_C
+        scored: tuple[Tensor, Tensor] = _TokenScores.apply(  # type: ignore[no-untyped-call]
+            self.output_layer()(hidden_CH), targets_C, self.temperature
+        )
+        return scored
+
+
+class _TokenScores(torch.autograd.Function):
+    """Log-probability of a target and entropy of each row of logits, in float32; keeps the logits and nothing else.
+
+    With p = softmax(logits / temperature), H its entropy and y the target: d log p_y / d logits =
+    (1_y - p) / temperature, and dH / d logits = -p (log p + H) / temperature.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits_CV: Tensor, targets_C: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        scaled_CV = _scaled(logits_CV, temperature)
+        normaliser_C = scaled_CV.logsumexp(-1)
+        mean_C = _row_dots((scaled_CV - normaliser_C[:, None]).exp_(), scaled_CV)
+        ctx.save_for_backward(logits_CV, targets_C, normaliser_C, mean_C)
+        ctx.temperature = temperature
+        return scaled_CV.gather(-1, targets_C[:, None])[:, 0] - normaliser_C, normaliser_C - mean_C
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None]:
+        logits_CV, targets_C, normaliser_C, mean_C = ctx.saved_tensors
+        of_logprob_C, of_entropy_C = (torch.zeros_like(normaliser_C) if grad is None else grad for grad in grads)
+        scaled_CV = _scaled(logits_CV, ctx.temperature)
+        grad_CV = (scaled_CV - normaliser_C[:, None]).exp_()
+        if grads[1] is None:
+            grad_CV *= -of_logprob_C[:, None]
+        else:  # log p + H = scaled - mean
+            grad_CV *= -of_logprob_C[:, None] - of_entropy_C[:, None] * (scaled_CV - mean_C[:, None])
+        grad_CV.scatter_add_(-1, targets_C[:, None], of_logprob_C[:, None])
+        return (grad_CV / ctx.temperature if ctx.temperature != 1 else grad_CV).to(logits_CV.dtype), None, None
+
+
+def _scaled(logits_CV: Tensor, temperature: float) -> Tensor:
+    return logits_CV.float() if temperature == 1 else logits_CV.float() / temperature
+
+
+def _row_dots(one_CV: Tensor, other_CV: Tensor) -> Tensor:
+    """Sums over each row of the product, which is never stored."""
+    return torch.bmm(one_CV[:, None, :], other_CV[:, :, None])[:, 0, 0]
