@@ -308,7 +308,7 @@ function sections() {
             { name: "tree/unique_tokens", label: "tree", color: "var(--c1)" },
           ],
         },
-        one("Tokens of rows per token of the trees", "tree/token_saving|learner/tree_token_ratio", "c3"),
+        one("Tokens of rows per token of the trees", "learner/tree_token_ratio", "c3"),
         one("Tool calls", "ledger/tool_calls", "c4", { low: 0 }),
       ],
     ],

@@ -1,0 +1,169 @@
+"""A learning phase: which log-probabilities are old, which forward passes that takes, and which steps are dropped."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from micro_models import micro_qwen2
+from test_learner import (  # noqa: F401 (fixtures)
+    EVERYTHING,
+    cluster,
+    largest_difference,
+    model,
+    packs,
+    ranks,
+    run_config,
+    start,
+)
+from torch import Tensor
+
+from trainer.config import LossConfig
+from trainer.forward import PackedPolicy, PackTensors, to_tensors
+from trainer.loss import pack_loss
+from trainer.loss_inputs import loss_inputs
+from trainer.phase import Phase
+from trainer.types import TreePack
+
+CPU = torch.device("cpu")
+RECOMPUTE = LossConfig(kl_coef=0.0, old_logprobs="recompute", tis_cap=2.0, ratio_level="sequence")
+
+
+class PlainEngine:
+    """One rank with plain gradient descent in place of DeepSpeed."""
+
+    device = CPU
+
+    def __init__(self, lr: float = 0.05, *, other_rank_is_bad: bool = False) -> None:
+        self.policy = PackedPolicy(micro_qwen2(), 1.0)
+        self.optimizer = torch.optim.SGD(self.policy.parameters(), lr=lr)
+        self.with_gradient: list[bool] = []
+        self.other_rank_is_bad = other_rank_is_bad
+
+    def chunks(self, scored_tokens: Sequence[int]) -> list[int]:
+        return [1 for _ in scored_tokens]
+
+    def score(self, batch: PackTensors, chunks: int) -> tuple[Tensor, Tensor]:
+        self.with_gradient.append(torch.is_grad_enabled())
+        return self.policy(batch.ids_T, batch.positions_T, batch.end_T, batch.rows_R, batch.targets_R, chunks)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        loss.backward()
+
+    def step(self) -> SimpleNamespace:
+        norm = float(torch.nn.utils.get_total_norm([p.grad for p in self.policy.parameters()]))
+        applied = norm < float("inf")
+        if applied:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        return SimpleNamespace(applied=applied, grad_norm=norm, lr=0.0)
+
+    def skip_step(self) -> None:
+        pass
+
+    def reduce(self, values: Sequence[float], how: str) -> list[float]:
+        return [1.0] if self.other_rank_is_bad and how == "max" and len(values) == 1 else list(values)
+
+    def weights(self) -> Tensor:
+        return torch.cat([p.detach().flatten() for p in self.policy.parameters()])
+
+
+def mini_batches(loss: LossConfig, **learner: object) -> list[list[TreePack]]:
+    return [one[0] for one in packs(run_config(Path("unused"), loss, **learner), 1, 64)]
+
+
+def run(engine: PlainEngine, loss: LossConfig, batches: list[list[TreePack]], **learner: object) -> dict[str, float]:
+    return Phase(engine, run_config(Path("unused"), loss, **learner)).run(batches)
+
+
+@pytest.mark.parametrize(("batches", "epochs"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+def test_only_packs_after_the_first_step_need_another_forward_pass(batches: int, epochs: int) -> None:
+    parts = mini_batches(RECOMPUTE, mini_batches=batches)
+    engine = PlainEngine()
+    run(engine, RECOMPUTE, parts, mini_batches=batches, epochs=epochs)
+    later = sum(len(part) for part in parts[1:])
+    assert engine.with_gradient == [False] * later + [True] * epochs * sum(map(len, parts))
+
+
+def test_rollout_logprobs_need_no_other_forward_pass() -> None:
+    loss = LossConfig(kl_coef=0.0)
+    parts = mini_batches(loss, mini_batches=2)
+    engine = PlainEngine()
+    run(engine, loss, parts, mini_batches=2)
+    assert all(engine.with_gradient)
+
+
+def test_old_logprobs_are_those_before_the_first_update() -> None:
+    """Two mini-batches, two epochs: the same updates as with all old log-probabilities taken beforehand."""
+    parts = mini_batches(RECOMPUTE, mini_batches=2)
+    engine, by_hand = PlainEngine(), PlainEngine()
+    run(engine, RECOMPUTE, parts, mini_batches=2, epochs=2)
+    with torch.no_grad():
+        old = [[by_hand.score(to_tensors(pack, CPU), 1)[0] for pack in part] for part in parts]
+    for part, fixed in [*zip(parts, old, strict=True)] * 2:
+        for pack, old_R in zip(part, fixed, strict=True):
+            inputs = replace(loss_inputs(pack, CPU), old_logprobs_R=old_R)
+            pack_loss(*by_hand.score(to_tensors(pack, CPU), 1), None, inputs, RECOMPUTE).loss.backward()
+        by_hand.step()
+    assert (engine.weights() - PlainEngine().weights()).abs().max() > 1e-3
+    torch.testing.assert_close(engine.weights(), by_hand.weights(), rtol=0, atol=1e-6)
+
+
+def test_metrics_of_the_first_step_are_on_policy_and_compare_with_the_engine() -> None:
+    parts = mini_batches(RECOMPUTE)
+    metrics = run(PlainEngine(), RECOMPUTE, parts)
+    assert metrics["learner/approx_kl"] == 0
+    assert metrics["learner/ratio_max"] == 1
+    assert metrics["learner/mismatch_kl"] > 0.1
+    assert 0 < metrics["learner/tis_weight"] <= 2
+    assert 0 <= metrics["learner/tis_capped_share"] <= 1
+    rollout = RECOMPUTE.model_copy(update={"old_logprobs": "rollout", "tis_cap": None})
+    plain = run(PlainEngine(), rollout, parts)
+    assert plain["learner/mismatch_kl"] == pytest.approx(metrics["learner/mismatch_kl"])
+    assert plain["learner/approx_kl"] == pytest.approx(metrics["learner/mismatch_kl"])
+    assert "learner/tis_weight" not in plain
+
+
+@pytest.mark.parametrize("other_rank", [False, True])
+def test_a_loss_that_is_not_finite_drops_the_step_on_every_rank(other_rank: bool) -> None:
+    """Here or on another rank; the pack at fault is not the last one."""
+    parts = mini_batches(RECOMPUTE)
+    assert len(parts[0]) > 1
+    if not other_rank:
+        units = parts[0][0].units
+        assert units is not None
+        units.positive[0] = float("nan")
+    engine = PlainEngine(other_rank_is_bad=other_rank)
+    before = engine.weights()
+    metrics = run(engine, RECOMPUTE, parts)
+    assert metrics["learner/skipped_steps"] == 1
+    assert metrics["learner/optimizer_steps"] == 0
+    assert torch.equal(engine.weights(), before)
+    with pytest.raises(RuntimeError, match=r"2 optimizer steps in a row had a loss .* learner\.max_bad_steps=1"):
+        run(engine, RECOMPUTE, parts, epochs=2, max_bad_steps=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "count"), [(1, 1), (2, 2), (3, 2)])
+def test_recomputed_ratios_of_paths_under_ranks_and_stages(
+    ranks: dict[int, list[Any]],  # noqa: F811
+    model: Path,  # noqa: F811
+    tmp_path: Path,
+    stage: int,
+    count: int,
+) -> None:
+    """The updates of one rank with one large pack, from small packs on several ranks."""
+    exports = []
+    for name, zero, number, capacity in (("one", 0, 1, 4096), ("many", stage, count, 64)):
+        loss = RECOMPUTE.model_copy(update={"kl_coef": 0.05})
+        config = run_config(model, loss, zero_stage=zero, ranks=number, **EVERYTHING)
+        group = start(ranks, config)
+        metrics = group.train(packs(config, 1, capacity))
+        assert metrics["learner/optimizer_steps"] == 4
+        group.export(tmp_path / name)
+        exports.append(tmp_path / name)
+    assert largest_difference(*exports) < 1e-5
+    assert largest_difference(exports[0], model) > 1e-4
