@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import math
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from trainer.config import LossConfig, ModelConfig, RunConfig
 from trainer.deepspeed_settings import inference_settings, training_settings
-from trainer.forward import PackedPolicy, to_tensors
+from trainer.forward import PackedPolicy, PackTensors, to_tensors
 
 if TYPE_CHECKING:
     from trainer.engine import LearnerEngine
@@ -248,36 +249,39 @@ def full_gradients(learner: "LearnerEngine") -> torch.Tensor:
     return torch.cat([safe_get_full_grad(p).float().flatten() for p in learner._engine.module.parameters()])
 
 
-def gradients(index: int, port: int, model: Path, stage: int, checkpointing: bool) -> dict[str, Any]:
-    """One step in bfloat16 on tokens that the policy itself sampled, beside the float32 gradient of the same packs."""
-    from deepspeed.utils import safe_get_full_fp32_param
+def linear_loss(learner: "LearnerEngine", batch: PackTensors) -> torch.Tensor:
+    """Raises the last tokens' log-probabilities and lowers the first ones': its gradient does not jump anywhere."""
+    logprobs_R, _ = learner.score(batch)
+    return -(torch.linspace(-1, 1, len(logprobs_R)) * logprobs_R).sum()
 
-    from trainer.loss import pack_loss
+
+def gradients(index: int, port: int, model: Path, stage: int, checkpointing: bool) -> dict[str, Any]:
+    """One step in bfloat16, beside the float32 gradient of the same packs."""
+    from deepspeed.utils import safe_get_full_fp32_param
 
     plain = run_config(model, ON_POLICY, zero_stage=0)
     config = half(run_config(model, ON_POLICY, zero_stage=stage, gradient_checkpointing=checkpointing))
-    pack = packs(plain, 1, 4096)[0][0][0]
-    found = {}
-    for name, settings in (("float32", plain), ("bfloat16", config)):
+    found = []
+    for settings in (plain, config):
         learner = engine(settings, index, port)
-        batch = to_tensors(pack, learner.device)
-        with torch.no_grad():
-            pack.old_logprobs[pack.weight != 0] = learner.score(batch)[0].numpy()
-        batch = to_tensors(pack, learner.device)
-        loss = pack_loss(*learner.score(batch), None, batch, settings.loss).loss
-        learner.backward(loss, last=True)
-        found[name] = full_gradients(learner)
+        batch = to_tensors(packs(plain, 1, 4096)[0][0][0], learner.device)
+        learner.backward(linear_loss(learner, batch), last=True)
+        found.append(full_gradients(learner))
+    parameters = list(learner._engine.module.parameters())
     before = {name: tensor.clone() for name, tensor in learner.full_parameters()}
+    masters = [safe_get_full_fp32_param(p).clone() for p in parameters]
     result = learner.step()
-    masters = [safe_get_full_fp32_param(p) for p in learner._engine.module.parameters()]
     return {
-        "loss": float(loss.detach()),
         "applied": result.applied,
         "moved": sum(not torch.equal(before[name], tensor) for name, tensor in learner.full_parameters()),
+        "masters moved": sum(
+            not torch.equal(old, safe_get_full_fp32_param(p)) for old, p in zip(masters, parameters, strict=True)
+        ),
         "masters": {master.dtype for master in masters},
         "weights": {tensor.dtype for tensor in before.values()},
-        "cosine": float(torch.cosine_similarity(found["float32"], found["bfloat16"], dim=0)),
-        "length": float(found["bfloat16"].norm() / found["float32"].norm()),
+        "cosine": float(torch.cosine_similarity(found[0], found[1], dim=0)),
+        "length": float(found[1].norm() / found[0].norm()),
+        "loss": train(learner, config)["learner/loss"],
     }
 
 
@@ -285,36 +289,29 @@ def gradients(index: int, port: int, model: Path, stage: int, checkpointing: boo
 @pytest.mark.parametrize(("stage", "checkpointing"), [(0, False), (1, True), (2, False), (3, True)])
 def test_bfloat16_follows_the_float32_gradient(one: Run, model: Path, stage: int, checkpointing: bool) -> None:
     found = one(gradients, model, stage, checkpointing)[0]
-    assert torch.tensor(found["loss"]).isfinite()
+    assert math.isfinite(found["loss"])
     assert found["applied"]
-    assert found["moved"] == 27
+    assert found["masters moved"] == 26
+    assert found["moved"] == 22  # one step is less than bfloat16 tells apart near 1, where the five norms start
     assert found["masters"] == {torch.float32}
     assert found["weights"] == {torch.bfloat16}
     assert found["cosine"] > 0.99
     assert found["length"] == pytest.approx(1.0, abs=0.05)
 
 
-def repeated(index: int, port: int, model: Path, stage: int, times: int) -> tuple[float, float]:
-    """Gradient norms of one pack, and of the same pack `times` times within one step."""
-    from trainer.loss import pack_loss
-
+def added_up(index: int, port: int, model: Path, stage: int, factors: list[float]) -> float:
+    """Gradient norm of a step over one pack that comes once per factor, each time with its loss times the factor."""
     config = half(run_config(model, ON_POLICY, zero_stage=stage))
     learner = engine(config, index, port)
     batch = to_tensors(packs(config, 1, 64)[0][0][0], learner.device)
-    norms = []
-    for count in (1, times):
-        for turn in range(count):
-            loss = pack_loss(*learner.score(batch), None, batch, config.loss).loss
-            learner.backward(loss, last=turn == count - 1)
-        norms.append(float(full_gradients(learner).norm()))
-        learner._engine.optimizer.zero_grad()
-        if stage == 1:
-            learner._engine.optimizer.clear_hp_grads()
-    return norms[0], norms[1]
+    for turn, factor in enumerate(factors, 1):
+        learner.backward(factor * linear_loss(learner, batch), last=turn == len(factors))
+    return float(full_gradients(learner).norm())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_many_small_gradients_do_not_vanish_in_bfloat16(one: Run, model: Path, stage: int) -> None:
-    once, often = one(repeated, model, stage, 400)[0]
-    assert often == pytest.approx(400 * once, rel=1e-3)  # a sum in bfloat16 stands still after 256 equal terms
+    once = one(added_up, model, stage, [1.0])[0]
+    often = one(added_up, model, stage, [256.0] + [1.0] * 64)[0]
+    assert often == pytest.approx(320 * once, rel=1e-4)  # in bfloat16 256 + 1 is 256, 64 times over
