@@ -315,3 +315,51 @@ def test_many_small_gradients_do_not_vanish_in_bfloat16(one: Run, model: Path, s
     once = one(added_up, model, stage, [1.0])[0]
     often = one(added_up, model, stage, [256.0] + [1.0] * 64)[0]
     assert often == pytest.approx(320 * once, rel=1e-4)  # in bfloat16 256 + 1 is 256, 64 times over
+
+
+def dropped(index: int, port: int, model: Path, stage: int) -> tuple[float, float]:
+    """How far the weights move in a bfloat16 step with a gradient of NaN, and in a good one after it."""
+    config = half(run_config(model, ON_POLICY, zero_stage=stage))
+    learner = engine(config, index, port)
+
+    def moved() -> float:
+        return max(float((tensor - start[name]).abs().max()) for name, tensor in learner.full_parameters())
+
+    start = {name: tensor.clone() for name, tensor in learner.full_parameters()}
+    batch = to_tensors(packs(config, 1, 4096)[0][0][0], learner.device)
+    learner.backward(math.nan * linear_loss(learner, batch), last=True)
+    assert not learner.step().applied
+    still = moved()
+    train(learner, config)
+    return still, moved()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_bfloat16_drops_a_gradient_that_is_not_finite(one: Run, model: Path, stage: int) -> None:
+    still, moved = one(dropped, model, stage)[0]
+    assert still == 0
+    assert moved > 1e-4
+
+
+def resumed(index: int, port: int, model: Path, folder: Path, stage: int, settings: dict[str, object]) -> list[float]:
+    """Trains in bfloat16, saves, trains on, and does the second half once more in a new engine that loads."""
+    config = half(run_config(model, zero_stage=stage, **settings))
+    learner = engine(config, index, port)
+    train(learner, config)
+    learner.save(folder)
+    train(learner, config)
+    straight = {name: tensor.clone() for name, tensor in learner.full_parameters()}
+    again = engine(config, index, port)
+    again.load(folder)
+    train(again, config)
+    return [float((tensor - straight[name]).abs().max()) for name, tensor in again.full_parameters()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"lora": LORA}])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_bfloat16_resumes_exactly(
+    one: Run, model: Path, tmp_path: Path, stage: int, settings: dict[str, object]
+) -> None:
+    assert one(resumed, model, tmp_path, stage, settings)[0] == [0.0] * 27
