@@ -26,7 +26,7 @@ class LearnerConfig(Section):
     ranks: Count = 1
     """Number of data-parallel ranks."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
-    """DeepSpeed ZeRO stage: what is split over the ranks (1: optimizer, 2: and gradients, 3: and weights)."""
+    """ZeRO stage: what the ranks split (1: optimizer, 2: and gradients, 3: and weights); bfloat16 takes 0 as 1."""
     lr: Positive = 1e-6
     """Peak learning rate of AdamW."""
     betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.999)
