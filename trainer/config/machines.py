@@ -48,7 +48,7 @@ class LearnerConfig(Section):
     layout: Literal["auto", "level", "packed", "flat"] = "auto"
     """Each token once, attention by segments (`level`) or mask (`packed`); one row per leaf (`flat`)."""
     max_tokens_per_pack: Count = 2048
-    """Most unique tokens in one forward pass; at least limits.max_context_tokens, so that every path fits."""
+    """Most tokens in one forward pass; at least limits.max_context_tokens, so that every path fits."""
     lora: LoraConfig = LoraConfig()
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
@@ -59,7 +59,7 @@ class LearnerConfig(Section):
     step_timeout_s: Positive = 1800.0
     """Longest learning phase of one step, in seconds."""
     max_bad_steps: CountOrZero = 3
-    """Optimizer steps in a row that may be skipped for a gradient that is not finite before the run stops."""
+    """Optimizer steps in a row that may be skipped for a loss or gradient that is not finite before the run stops."""
 
     @property
     def optimizer_steps_per_step(self) -> int:
