@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from omegaconf import OmegaConf
 
 from scripts.bench import learning
 from scripts.bench.learning_curves import (
@@ -18,6 +19,7 @@ from scripts.bench.learning_curves import (
     tokens_to,
 )
 from scripts.bench.learning_report import report
+from scripts.bench.learning_runs import Bench, Failure
 
 
 def step_metrics(sampled: int, prefill: int, **more: float) -> dict[str, float]:
@@ -127,9 +129,9 @@ FAILING = (sys.executable, "-c", "print('no luck'); raise SystemExit(1)")
 
 
 def test_a_failed_run_is_reported_and_not_hidden(tmp_path, capsys):
-    bench = learning.Bench(tmp_path, [], runs=1, trainer=FAILING)
+    bench = Bench(tmp_path, [], runs=1, python=FAILING)
     assert bench.curve_of("tree-seed0", "tree", 0, ()) is None
-    assert bench.failures == [learning.Failure(run="tree-seed0", exit_code=1, last_line="no luck")]
+    assert bench.failures == [Failure(run="tree-seed0", exit_code=1, last_line="no luck")]
     assert "tree-seed0: FAILED with exit code 1: no luck" in capsys.readouterr().out
 
 
@@ -139,7 +141,7 @@ def finished_run(tmp_path, *overrides: str) -> None:
     names = [f"name={folder.name}", f"runs_dir={tmp_path}", "seed=0"]
     config = learning.compose(["experiment=quickstart", "cluster=local", *overrides, *names])
     folder.mkdir()
-    (folder / "config.yaml").write_text(learning.OmegaConf.to_yaml(config.model_dump(mode="json")))
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(config.model_dump(mode="json")))
     (folder / "summary.json").write_text("{}")
     lines = [{"step": 0, "eval/success": 0.25}, {"step": 1, "eval/success": 0.5} | step_metrics(30, 20)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -147,17 +149,28 @@ def finished_run(tmp_path, *overrides: str) -> None:
 
 def test_a_finished_run_is_not_run_again(tmp_path):
     finished_run(tmp_path)
-    bench = learning.Bench(tmp_path, [], runs=1, trainer=FAILING)
+    bench = Bench(tmp_path, [], runs=1, python=FAILING)
     found = bench.curve_of("tree-seed0", "tree", 0, ())
     assert found is not None
     assert [point.success for point in found.points] == [0.25, 0.5]
     assert not bench.failures
 
 
+def test_the_final_policy_is_sampled_once(tmp_path):
+    finished_run(tmp_path)
+    evaluator = "import json, sys; json.dump({'pass@1': 0.75}, open(sys.argv[sys.argv.index('--json') + 1], 'w'))"
+    for python in ((sys.executable, "-c", evaluator), FAILING):  # the second finds the result of the first
+        bench = Bench(tmp_path, [], runs=1, samples=4, python=python)
+        found = bench.curve_of("tree-seed0", "tree", 0, ())
+        assert found is not None
+        assert found.sampled_success == 0.75
+        assert not bench.failures
+
+
 def test_a_finished_run_with_other_settings_is_refused(tmp_path):
     finished_run(tmp_path, "learner.lr=0.5")
     with pytest.raises(ValueError, match=r"was made with other settings \(learner\): choose another --runs-dir"):
-        learning.Bench(tmp_path, [], runs=1, trainer=FAILING).curve_of("tree-seed0", "tree", 0, ())
+        Bench(tmp_path, [], runs=1, python=FAILING).curve_of("tree-seed0", "tree", 0, ())
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,8 @@ class Curve:
     seed: int
     points: tuple[Point, ...]
     """In order; the first is the starting policy at 0 tokens."""
+    sampled_success: float | None = None
+    """Held-out success of the final policy at temperature 1; None if it was not measured."""
     steps: tuple[Mapping[str, float], ...]
     """Per training step: `tokens` (its cost) and those metrics of `SERIES` that the run wrote."""
 
@@ -69,7 +71,7 @@ class Spread:
     n: int
 
 
-def curve(arm: str, seed: int, metrics: Mapping[int, Metrics]) -> Curve:
+def curve(arm: str, seed: int, metrics: Mapping[int, Metrics], sampled_success: float | None = None) -> Curve:
     """The curve of a run from its metrics by step, step 0 being the evaluation before training.
 
     Raises ValueError (one sentence) when the run has no evaluation before its first step or no training step.
@@ -95,7 +97,7 @@ def curve(arm: str, seed: int, metrics: Mapping[int, Metrics]) -> Curve:
             points.append(point)
     if not points or points[0].step != 0 or not steps:
         raise ValueError(f"The run of {arm}, seed {seed}, has no evaluation before its first step or no training step.")
-    return Curve(arm=arm, seed=seed, points=tuple(points), steps=tuple(steps))
+    return Curve(arm=arm, seed=seed, points=tuple(points), steps=tuple(steps), sampled_success=sampled_success)
 
 
 def success_at(points: Sequence[Point], tokens: float) -> float | None:

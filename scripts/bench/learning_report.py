@@ -30,6 +30,7 @@ def arm_report(curves: Sequence[Curve], budget: int) -> dict[str, Any]:
         "seeds": {str(one.seed): seed_report(one, budget) for one in curves},
         "tokens_per_step": _plain(spread([one.tokens_per_step for one in curves])),
         "final_success": _plain(spread([one.points[-1].success for one in curves])),
+        "final_sampled_success": _plain(spread([one.sampled_success for one in curves])),
         "mean_success_over_budget": _plain(spread([mean_success(one.points, budget) for one in curves])),
         "success_at_tokens": {
             str(round(share * budget)): _plain(spread([success_at(one.points, share * budget) for one in curves]))
@@ -47,6 +48,7 @@ def seed_report(one: Curve, budget: int) -> dict[str, Any]:
     return {
         "points": [asdict(point) for point in one.points],
         "final_success": one.points[-1].success,
+        "final_sampled_success": one.sampled_success,
         "tokens_per_step": round(one.tokens_per_step, 1),
         "mean_success_over_budget": mean_success(one.points, budget),
         "tokens_to_success": {str(target): tokens_to(one.points, target) for target in TARGETS},
