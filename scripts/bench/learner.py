@@ -1,0 +1,135 @@
+"""Time and memory of one learning pass: each token of a tree once, against one row per leaf, and against TRL.
+
+    python -m scripts.bench.learner --json OUT.json [--model FOLDER] [--repeats N] [--no-trl]
+
+A pass is forward, loss and backward over all packs of an optimizer step, without the optimizer. Both layouts, and TRL's
+GRPOTrainer loss on the same rows, run in turn on one thread each; times are medians. `efficiency` is the speed-up
+divided by how many times fewer tokens there are: 1 means that every saved token saved its time.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch loads
+
+import torch
+import transformers
+from transformers.utils.logging import disable_progress_bar
+
+from scripts.bench.learner_passes import LOSS, SHAPES, Pass, Shape, grow, peak_bytes
+from scripts.bench.trl_side import PINS, TrlProcess
+
+Row = dict[str, object]
+COLUMNS = ("name", "flat_tokens", "unique_tokens", "flat_s", "tree_s", "speedup", "efficiency")
+MORE_COLUMNS = ("tree_peak_bytes", "flat_peak_bytes", "trl_s", "speedup_vs_trl")
+
+
+def measure(model: Path, shapes: Sequence[Shape], repeats: int, trl: TrlProcess | None) -> list[Row]:
+    """One row of the result per shape."""
+    rows = []
+    for index, shape in enumerate(shapes):
+        tree, flat = Pass(model, shape, "auto"), Pass(model, shape, "flat")
+        runs: dict[str, Callable[[], float]] = {"tree": tree.run, "flat": flat.run}
+        if trl is not None:
+            runs["trl"] = lambda index=index: trl.run(index)  # type: ignore[misc]
+        seconds = interleaved(runs, repeats)
+        worst = float((tree.gradient() - flat.gradient()).norm() / flat.gradient().norm())
+        assert worst < 1e-4, f"the layouts disagree by {worst}"
+        row = result(shape, tree, seconds) | {"gradient_difference": worst}
+        row |= {
+            f"{side}_peak_bytes": peak(model, shape, layout) for side, layout in (("tree", "auto"), ("flat", "flat"))
+        }
+        rows.append(row)
+        print(
+            "  " + "  ".join(f"{key} {text(row[key])}" for key in (*COLUMNS, *MORE_COLUMNS) if key in row), flush=True
+        )
+    return rows
+
+
+def interleaved(runs: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, float]:
+    """Medians of the seconds of each, run in turn; one round before them does not count."""
+    rounds = [{name: run() for name, run in runs.items()} for _ in range(repeats + 1)][1:]
+    return {name: statistics.median(one[name] for one in rounds) for name in runs}
+
+
+def result(shape: Shape, tree: Pass, seconds: Mapping[str, float]) -> Row:
+    """What the JSON says about a shape, but for memory."""
+    stats = tree.packed.stats
+    speedup = seconds["flat"] / seconds["tree"]
+    row: Row = {
+        "name": shape.name,
+        "layout": tree.layout,
+        "max_tokens_per_pack": shape.pack,
+        "packs": int(stats["tree/packs"]),
+        "flat_tokens": int(stats["tree/flat_tokens"]),
+        "unique_tokens": int(stats["tree/unique_tokens"]),
+        "repeated_tokens": int(stats["tree/repeated_tokens"]),
+        "flat_s": seconds["flat"],
+        "tree_s": seconds["tree"],
+        "speedup": speedup,
+        "efficiency": speedup / (stats["tree/flat_tokens"] / stats["tree/unique_tokens"]),
+    }
+    if "trl" in seconds:
+        row |= {"trl_s": seconds["trl"], "speedup_vs_trl": seconds["trl"] / seconds["tree"]}
+    return row
+
+
+def peak(model: Path, shape: Shape, layout: str) -> int:
+    """`peak_bytes` in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+        return pool.submit(peak_bytes, model, shape, layout).result()
+
+
+def text(value: object) -> str:
+    """For the table: seconds and ratios with three digits, bytes in MB."""
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return f"{value / 1e6:.0f} MB" if isinstance(value, int) and value > 1_000_000 else str(value)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """All shapes as a Markdown table."""
+    columns = [column for column in (*COLUMNS, *MORE_COLUMNS) if column in rows[0]]
+    lines = [columns, ["---"] * len(columns), *([text(row[column]) for column in columns] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    """Measures, prints the table, writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, help="where the result goes")
+    parser.add_argument("--model", type=Path, default=Path("conf/model/tiny"), help="Hugging Face folder")
+    parser.add_argument("--repeats", type=int, default=5, help="counted rounds per shape")
+    parser.add_argument("--no-trl", action="store_true", help="leave TRL out")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    model = given.model.resolve()
+    with ExitStack() as stack:
+        trl = None
+        if not given.no_trl:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            vocabulary = json.loads((model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+            forests = [(shape, grow(shape, vocabulary)) for shape in SHAPES]
+            trl = stack.enter_context(TrlProcess(model, forests, folder))
+        rows = measure(model, SHAPES, given.repeats, trl)
+    settings = {"model": str(given.model), "threads": 1, "repeats": given.repeats, "dtype": "float32"}
+    settings |= {"torch": torch.__version__, "transformers": transformers.__version__, "machine": platform.machine()}
+    settings |= {"loss": LOSS.model_dump(), "trl": None if given.no_trl else list(PINS)}
+    given.json.parent.mkdir(parents=True, exist_ok=True)
+    given.json.write_text(json.dumps({"settings": settings, "shapes": rows}, indent=1) + "\n", encoding="utf-8")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
