@@ -49,8 +49,8 @@ class Shape:
 
 
 SHAPES = (
-    Shape(name="(2,2,1), 4 turns", tasks=4, roots=2, nodes_per_round=2),
-    Shape(name="(2,2,1), 10 turns", tasks=2, roots=2, nodes_per_round=2, turns=10, pack=4096),
+    Shape(name="(2,2,1), 4 turns", tasks=3, roots=2, nodes_per_round=2),
+    Shape(name="(2,2,1), 10 turns", tasks=1, roots=2, nodes_per_round=2, turns=10, pack=4096),
     Shape(name="wide (4,8,1), 4 turns", tasks=1, roots=4, nodes_per_round=8),
     Shape(name="large (2,6,1), 10 turns", tasks=1, roots=2, nodes_per_round=6, turns=10, observation=80, pack=8192),
 )
