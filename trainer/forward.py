@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 FLEX_BLOCK = 128
 """Packs are padded to a multiple of flex attention's block, so that few shapes are compiled."""
+CACHED_LOGITS = 1 << 17
+"""Logits that one step of the loss's arithmetic works on: 512 KiB in float32, which stays in a core's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,37 +164,45 @@ class _TokenScores(torch.autograd.Function):
     """Log-probability of a target and entropy of each row of logits, in float32; keeps the logits and nothing else.
 
     With p = softmax(logits / temperature), H its entropy and y the target: d log p_y / d logits =
-    (1_y - p) / temperature, and dH / d logits = -p (log p + H) / temperature.
+    (1_y - p) / temperature, and dH / d logits = -p (log p + H) / temperature. Both passes go through the rows in blocks
+    that stay in the cache, and the backward pass writes the gradient over float32 logits, which nobody reads again.
     """
 
     @staticmethod
     def forward(ctx: Any, logits_CV: Tensor, targets_C: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        scaled_CV = _scaled(logits_CV, temperature)
-        normaliser_C = scaled_CV.logsumexp(-1)
-        mean_C = _row_dots((scaled_CV - normaliser_C[:, None]).exp_(), scaled_CV)
+        normalisers, means, chosen = [], [], []
+        for logits_BV, targets_B in zip(_blocks(logits_CV, logits_CV), _blocks(targets_C, logits_CV), strict=True):
+            scaled_BV = logits_BV.float() / temperature
+            normalisers.append(scaled_BV.logsumexp(-1))
+            chosen.append(scaled_BV.gather(-1, targets_B[:, None])[:, 0])
+            means.append(((scaled_BV - normalisers[-1][:, None]).exp_().mul_(scaled_BV)).sum(-1))
+        normaliser_C, mean_C = torch.cat(normalisers), torch.cat(means)
         ctx.save_for_backward(logits_CV, targets_C, normaliser_C, mean_C)
         ctx.temperature = temperature
-        return scaled_CV.gather(-1, targets_C[:, None])[:, 0] - normaliser_C, normaliser_C - mean_C
+        return torch.cat(chosen) - normaliser_C, normaliser_C - mean_C
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None]:
         logits_CV, targets_C, normaliser_C, mean_C = ctx.saved_tensors
         of_logprob_C, of_entropy_C = (torch.zeros_like(normaliser_C) if grad is None else grad for grad in grads)
-        scaled_CV = _scaled(logits_CV, ctx.temperature)
-        grad_CV = (scaled_CV - normaliser_C[:, None]).exp_()
-        if grads[1] is None:
-            grad_CV *= -of_logprob_C[:, None]
-        else:  # log p + H = scaled - mean
-            grad_CV *= -of_logprob_C[:, None] - of_entropy_C[:, None] * (scaled_CV - mean_C[:, None])
-        grad_CV.scatter_add_(-1, targets_C[:, None], of_logprob_C[:, None])
-        return (grad_CV / ctx.temperature if ctx.temperature != 1 else grad_CV).to(logits_CV.dtype), None, None
+        grad_CV = logits_CV if logits_CV.dtype == torch.float32 else torch.empty_like(logits_CV)
+        per_row = (targets_C[:, None], normaliser_C[:, None], mean_C[:, None], of_logprob_C[:, None])
+        rows = zip(*(_blocks(each, logits_CV) for each in (logits_CV, grad_CV, *per_row)), strict=True)
+        for (logits_BV, grad_BV, target_B1, normaliser_B1, mean_B1, of_logprob_B1), of_entropy_B in zip(
+            rows, _blocks(of_entropy_C, logits_CV), strict=True
+        ):
+            scaled_BV = logits_BV.float() / ctx.temperature
+            block_BV = (scaled_BV - normaliser_B1).exp_()
+            if grads[1] is None:
+                block_BV *= -of_logprob_B1
+            else:  # log p + H = scaled - mean
+                block_BV *= scaled_BV.sub_(mean_B1).mul_(-of_entropy_B[:, None]).sub_(of_logprob_B1)
+            block_BV.scatter_add_(-1, target_B1, of_logprob_B1)
+            grad_BV.copy_(block_BV.div_(ctx.temperature))
+        return grad_CV, None, None
 
 
-def _scaled(logits_CV: Tensor, temperature: float) -> Tensor:
-    return logits_CV.float() if temperature == 1 else logits_CV.float() / temperature
-
-
-def _row_dots(one_CV: Tensor, other_CV: Tensor) -> Tensor:
-    """Sums over each row of the product, which is never stored."""
-    return torch.bmm(one_CV[:, None, :], other_CV[:, :, None])[:, 0, 0]
+def _blocks(rows: Tensor, logits_CV: Tensor) -> tuple[Tensor, ...]:
+    """`rows`, of which each belongs to a row of logits, in parts with about `CACHED_LOGITS` logits each."""
+    return torch.split(rows, max(CACHED_LOGITS // logits_CV.shape[-1], 1))
