@@ -12,6 +12,7 @@ from scripts.bench.learning_curves import (
     Point,
     common_budget,
     curve,
+    differences,
     matched_roots,
     mean_success,
     spread,
@@ -100,6 +101,14 @@ def test_chains_are_matched_on_measured_cost(tree, chain, roots, matched):
     assert matched_roots(tree, chain, roots) == matched
 
 
+def test_differences_are_between_runs_of_one_seed():
+    runs = [a_curve("tree", 0, 0.5), a_curve("tree", 1, 0.7), a_curve("tree", 2, 0.9), a_curve("chain", 1, 0.6)]
+    runs.append(a_curve("chain", 2, 1.0))
+    read = {0: 0.5, 1: 0.7, 2: None}
+    assert differences(runs, "tree", "chain", lambda one: one.points[0].success) == pytest.approx({1: 0.1, 2: -0.1})
+    assert differences(runs, "tree", "chain", lambda one: read[one.seed]) == {1: 0.0}
+
+
 def test_report_compares_arms_at_the_tokens_that_all_runs_have_spent():
     curves = [
         a_curve("tree", 0, 0.2, 0.6, 0.8),
@@ -115,8 +124,10 @@ def test_report_compares_arms_at_the_tokens_that_all_runs_have_spent():
     assert chain["success_at_tokens"]["160"] == {"mean": 0.5, "std": None, "n": 1}
     assert tree["tokens_to_success"]["0.8"] == {"mean": 200.0, "std": None, "n": 1}  # one seed of two got there
     assert chain["tokens_to_success"]["0.8"] is None
+    gain = found["minus_chain"]["tree"]["success_at_budget"]
+    assert gain["by_seed"] == {"0": pytest.approx(0.22)}  # there is no chain run with seed 1
     assert tree["by_step"] == {"tokens": [100.0, 100.0]}
-    assert report([]) == {"budget_tokens": 0, "arms": {}}
+    assert report([]) == {"budget_tokens": 0, "arms": {}, "minus_chain": {}}
 
 
 def test_every_arm_is_a_valid_configuration():

@@ -5,7 +5,7 @@ discarded tails included. Tokens from the prefix cache and evaluations are free.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -146,6 +146,19 @@ def spread(values: Sequence[float | None]) -> Spread | None:
     if not known:
         return None
     return Spread(mean=statistics.fmean(known), std=statistics.stdev(known) if len(known) > 1 else None, n=len(known))
+
+
+def differences(
+    curves: Sequence[Curve], arm: str, base: str, reading: Callable[[Curve], float | None]
+) -> dict[int, float]:
+    """Seed -> reading of `arm` minus reading of `base`, for the seeds in which both have one."""
+    values = {(one.arm, one.seed): reading(one) for one in curves}
+    found: dict[int, float] = {}
+    for (name, seed), value in values.items():
+        other = values.get((base, seed))
+        if name == arm and value is not None and other is not None:
+            found[seed] = value - other
+    return found
 
 
 def common_budget(curves: Sequence[Curve]) -> int:

@@ -4,7 +4,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from scripts.bench.learning_curves import Curve, Spread, common_budget, mean_success, spread, success_at, tokens_to
+from scripts.bench.learning_curves import (
+    Curve,
+    Spread,
+    common_budget,
+    differences,
+    mean_success,
+    spread,
+    success_at,
+    tokens_to,
+)
 
 TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Held-out successes whose cost in tokens is reported."""
@@ -13,14 +22,33 @@ SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
 
 
 def report(curves: Sequence[Curve]) -> dict[str, Any]:
-    """The `budget_tokens` that all runs have in common, and `arms`: per arm its runs and its statistics."""
+    """The `budget_tokens` that all runs have in common; per arm its runs, statistics, and gains on chains."""
     if not curves:
-        return {"budget_tokens": 0, "arms": {}}
+        return {"budget_tokens": 0, "arms": {}, "minus_chain": {}}
     budget = common_budget(curves)
     names = list(dict.fromkeys(one.arm for one in curves))
     return {
         "budget_tokens": budget,
         "arms": {name: arm_report([one for one in curves if one.arm == name], budget) for name in names},
+        "minus_chain": {name: gains(curves, name, budget) for name in names if name != "chain"},
+    }
+
+
+def gains(curves: Sequence[Curve], arm: str, budget: int) -> dict[str, Any]:
+    """How much more `arm` has than the chain arm, per seed that both have: seeds share their tasks and their order."""
+    readings = {
+        "mean_success_over_budget": lambda one: mean_success(one.points, budget),
+        "success_at_budget": lambda one: success_at(one.points, budget),
+        "success_at_half_budget": lambda one: success_at(one.points, budget / 2),
+        "final_sampled_success": lambda one: one.sampled_success,
+    }
+    found = {name: differences(curves, arm, "chain", reading) for name, reading in readings.items()}
+    return {
+        name: {
+            "by_seed": {str(seed): gain for seed, gain in gain_of.items()},
+            "mean": _plain(spread([*gain_of.values()])),
+        }
+        for name, gain_of in found.items()
     }
 
 
