@@ -8,9 +8,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 
-select=()
+parts=("not slow" "slow")
 if [[ "${1:-}" == --fast ]]; then
-    select=(-m "not slow")
+    parts=("not slow")
     shift
 elif [[ -n "${CI:-}" && "$(id -u)" == 0 ]] && ! command -v chromium >/dev/null && command -v apt-get >/dev/null; then
     echo "test: installing chromium for the report's browser test"
@@ -24,5 +24,13 @@ scripts/check.sh || code=$? # the tests run all the same: one run shows everythi
 # No test may reach a hub, a W&B server or somebody's running cluster.
 unset RAY_ADDRESS RAY_API_SERVER_ADDRESS WANDB_API_KEY
 export HF_HUB_OFFLINE=1 WANDB_MODE=offline WANDB_SILENT=true
-python -m pytest -q --durations=10 "${select[@]}" "$@" || code=$?
+none=0 # parts for which the arguments select no test
+for part in "${parts[@]}"; do
+    workers=()
+    # Slow tests start processes of their own and want the machine for themselves.
+    if [[ "$part" == "not slow" ]]; then workers=(-n auto --maxprocesses 8 --dist loadfile); fi
+    python -m pytest -q --durations=10 -m "$part" "${workers[@]}" "$@" && continue || result=$?
+    if ((result == 5)); then none=$((none + 1)); else code=$result; fi
+done
+if ((none == ${#parts[@]})); then echo "test: no test matches: $*" >&2 && code=5; fi
 exit "$code"

@@ -97,14 +97,21 @@ def _on_cluster(config: RunConfig, findings: Findings) -> int:
     except ConfigError:
         raise
     except (RuntimeError, ValueError) as error:
-        traceback.print_exc()
-        print(f"The run stopped: {str(error).rstrip('.')}.", file=sys.stderr)
+        print(f"The run stopped: {str(error).rstrip('.')}. Traceback: {_keep_traceback(config)}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("Stopped by SIGTERM." if stops else "Interrupted.", file=sys.stderr)
         return TERMINATED if stops else INTERRUPTED
     finally:
         ray.shutdown()
+
+
+def _keep_traceback(config: RunConfig) -> Path:
+    """Writes the traceback of the error being handled into the run folder, where it hides no sentence."""
+    file = Path(config.runs_dir) / config.name / "traceback.txt"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(traceback.format_exc(), encoding="utf-8")
+    return file
 
 
 class _Parser(argparse.ArgumentParser):
