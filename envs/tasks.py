@@ -1,7 +1,8 @@
 """Loads tasks from JSONL and Parquet files: fields id, prompt, truth and, if wanted, meta."""
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,21 @@ def load_tasks(path: Path, *, instruction: str = "", limit: int | None = None) -
     if not tasks:
         raise ValueError(f"{path} has no tasks; expected one per line with the fields {', '.join(REQUIRED)}")
     return [with_instruction(task, instruction) for task in tasks[:limit]]
+
+
+def chosen_tasks(tasks: Sequence[Task], count: int) -> list[Task]:
+    """`count` of the tasks in their order: equally many of each `meta["source"]`, as far as each goes; the first ones.
+
+    Tasks that name no source are one source together, so a file without sources gives its first `count` tasks. E.g.
+    sources a a a a b c c and a count of 5 give a a b c c; a remainder goes to the sources whose next task comes first.
+    """
+    seen: Counter[str] = Counter()
+    turns: list[tuple[int, int]] = []
+    for place, task in enumerate(tasks):
+        source = str(task.meta.get("source"))
+        turns.append((seen[source], place))
+        seen[source] += 1
+    return [tasks[place] for place in sorted(place for _, place in sorted(turns)[:count])]
 
 
 def with_instruction(task: Task, instruction: str) -> Task:

@@ -43,7 +43,7 @@ def evaluate(config: RunConfig, samples: int) -> dict[str, float]:
     Needs a connected Ray. Raises ConfigError for a prompt that is too long, and RuntimeError when the actors can't be
     started in time or more branches than `env.max_error_share` ended in an environment error.
     """
-    from envs.tasks import load_tasks
+    from envs.tasks import chosen_tasks, load_tasks
     from rollout_workers.actor import TokenizerCodec
     from rollout_workers.fleet import Fleet
     from trainer import placement
@@ -51,7 +51,8 @@ def evaluate(config: RunConfig, samples: int) -> dict[str, float]:
     from trainer.session import chain_rules, check_prompts, collection_spec, fleet_settings, load_tokenizer, located
 
     config = located(config)
-    tasks = load_tasks(config.env.eval_tasks, instruction=config.env.instruction)[: config.evaluation.tasks]
+    held_out = load_tasks(config.env.eval_tasks, instruction=config.env.instruction)
+    tasks = chosen_tasks(held_out, config.evaluation.tasks)
     check_prompts(TokenizerCodec(load_tokenizer(config.model)), tasks, config.limits)
     group = placement.reserve(config, learner=False)
     fleet = Fleet(fleet_settings(config), group, first_bundle=0)

@@ -69,12 +69,28 @@ def reward_stats(forest: Forest, credit: Sequence[Sequence[TreeAdvantages]]) -> 
 
 
 def eval_metrics(forest: Forest) -> dict[str, float]:
-    """`eval/success`, `eval/n`, and the success per number of hops where tasks say it in `meta["hops"]`."""
+    """`eval/success`, `eval/n`, and the same per number of hops and per source where tasks name them in their `meta`.
+
+    `eval/mean_of_sources` gives each source that has a scored leaf the same weight, however many tasks it has: success
+    0.5 on 8 tasks of one source and 1.0 on 2 of another is 0.75, where `eval/success` is 0.6.
+    """
     success, count = mean_score(forest)
     metrics = {"eval/success": success, "eval/n": float(count)}
-    hops = sorted({str(group.task.meta["hops"]) for group in forest if "hops" in group.task.meta})
-    for hop in hops:
-        part = [group for group in forest if str(group.task.meta.get("hops")) == hop]
+    for hop, part in _parts(forest, "hops").items():
         metrics[f"eval/hops{hop}_success"], scored = mean_score(part)
         metrics[f"eval/hops{hop}_n"] = float(scored)
-    return metrics
+    means = []
+    for source, part in _parts(forest, "source").items():
+        mean, scored = mean_score(part)
+        metrics |= {f"eval/{source}_success": mean, f"eval/{source}_n": float(scored)}
+        means += [mean] if scored else []
+    return metrics | ({"eval/mean_of_sources": statistics.fmean(means)} if means else {})
+
+
+def _parts(forest: Forest, key: str) -> dict[str, Forest]:
+    """The groups whose task has `key` in its `meta`, by its value as text, in the order of the texts."""
+    parts: dict[str, Forest] = {}
+    for group in forest:
+        if key in group.task.meta:
+            parts.setdefault(str(group.task.meta[key]), []).append(group)
+    return dict(sorted(parts.items()))

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import ray
 
-from envs.tasks import load_tasks
+from envs.tasks import chosen_tasks, load_tasks
 from envs.types import Task
 from rollout_workers.actor import ActorSettings, TokenizerCodec
 from rollout_workers.collection import CollectionSpec
@@ -48,9 +48,8 @@ class Session:
         """The configuration as the user wrote it."""
         self.config = config = located(config)
         self.train_tasks = load_tasks(config.env.train_tasks, instruction=config.env.instruction)
-        self.eval_tasks = load_tasks(config.env.eval_tasks, instruction=config.env.instruction)[
-            : config.evaluation.tasks
-        ]
+        held_out = load_tasks(config.env.eval_tasks, instruction=config.env.instruction)
+        self.eval_tasks = chosen_tasks(held_out, config.evaluation.tasks)
         self._tokenizer = load_tokenizer(config.model)
         self.hidden_size = hidden_size(config.model)
         """Width of the model, which says what attention costs."""

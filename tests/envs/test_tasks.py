@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envs.tasks import load_tasks
+from envs.tasks import chosen_tasks, load_tasks
 from envs.types import Message, Task
 
 GOOD = {"id": "a", "prompt": "Where ?", "truth": "Ulm", "meta": {"hops": 1}}
@@ -26,6 +26,32 @@ def without(name):
 def test_jsonl(tmp_path):
     assert load_tasks(jsonl(tmp_path, GOOD, "", GOOD | {"id": "b"}))[0] == TASK
     assert [task.id for task in load_tasks(jsonl(tmp_path, GOOD, GOOD | {"id": "b"}), limit=1)] == ["a"]
+
+
+def chosen(sources, count):
+    """Places of the chosen tasks, for one letter per task that names its source; a dot names none."""
+    tasks = [
+        Task(id=str(place), prompt=TASK.prompt, truth=("x",), meta={} if source == "." else {"source": source})
+        for place, source in enumerate(sources)
+    ]
+    return "".join(task.id for task in chosen_tasks(tasks, count))
+
+
+@pytest.mark.parametrize(
+    ("sources", "count", "places"),
+    [
+        (".....", 3, "012"),  # no sources: the first ones
+        ("aaaaa", 3, "012"),
+        ("aaaabcc", 5, "01456"),  # 2 + 1 + 2: b has no more
+        ("aaaabcc", 3, "045"),
+        ("aaaabcc", 4, "0145"),  # the fourth is the second of a, since it comes first
+        ("aaaabcc", 6, "012456"),
+        ("aaaabcc", 9, "0123456"),
+        ("abab..ab", 3, "014"),  # tasks without a source are a source
+    ],
+)
+def test_each_source_gives_equally_many_tasks(sources, count, places):
+    assert chosen(sources, count) == places
 
 
 def test_messages_and_several_truths(tmp_path):

@@ -1,6 +1,7 @@
 """Task order, metrics of a collection, totals of a run, pass@k: numbers that can be checked on paper."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,34 @@ def test_collection_metrics_count_leaves_tokens_and_ends():
     assert metrics["ledger/sampled_tokens"] == 6.0
     found = eval_metrics(forest)
     assert (found["eval/n"], found["eval/hops1_success"], found["eval/hops2_success"]) == (3.0, 0.5, 0.5)
+
+
+def test_each_source_has_its_success_and_the_same_weight_in_their_mean():
+    failed = Node(parent=0, token_ids=(1,), logprobs=(0.0,), versions=(0,), end=EndReason.ENV_ERROR)
+    plan = [
+        ("one", leaf(0, 1.0)),
+        ("two", leaf(0, 1.0)),
+        ("two", leaf(0, 0.0)),
+        ("two", leaf(0, 0.0)),
+        ("gone", failed),
+    ]
+    forest = [
+        TaskGroup(task=replace(task(str(place)), meta={"source": source}), trees=(tree(str(place), node),))
+        for place, (source, node) in enumerate(plan)
+    ]
+    assert eval_metrics(forest) == pytest.approx(
+        {
+            "eval/success": 0.5,
+            "eval/n": 4,
+            "eval/one_success": 1.0,
+            "eval/one_n": 1,
+            "eval/two_success": 1 / 3,
+            "eval/two_n": 3,
+            "eval/gone_success": 0.0,
+            "eval/gone_n": 0,
+            "eval/mean_of_sources": 2 / 3,
+        }
+    )
 
 
 def test_environment_errors_have_no_score():

@@ -153,7 +153,7 @@ class EvaluationConfig(Section):
     every: CountOrZero = 0
     """Evaluate every so many steps; 0 means before and after training only."""
     tasks: Count = 100
-    """Held-out tasks used, the first ones of the file."""
+    """Held-out tasks used: the first of the file, or equally many of each `meta.source` as far as they go."""
     sample_trees: CountOrZero = 8
     """Evaluated trajectories that the run folder keeps each time."""
 
