@@ -23,7 +23,7 @@ class ModelFiles:
     folder: Path
     config: dict[str, Any]
     tokenizer: dict[str, Any]
-    """`tokenizer_config.json`, with what only `special_tokens_map.json` says added."""
+    """`tokenizer_config.json`."""
 
 
 def check_model(config: RunConfig) -> tuple[list[str], list[str]]:
@@ -58,11 +58,8 @@ def _hub_id(name: str) -> tuple[list[str], list[str]]:
 
 
 def _read(folder: Path) -> ModelFiles:
-    special = _json(folder / "special_tokens_map.json")
     return ModelFiles(
-        folder=folder,
-        config=_json(folder / "config.json"),
-        tokenizer=special | _json(folder / "tokenizer_config.json"),
+        folder=folder, config=_json(folder / "config.json"), tokenizer=_json(folder / "tokenizer_config.json")
     )
 
 
@@ -101,5 +98,3 @@ def _tokenizer_problems(says: str, files: ModelFiles) -> Iterator[str]:
         return
     if not (files.tokenizer.get("chat_template") or (files.folder / "chat_template.jinja").is_file()):
         yield f"{says}: its tokenizer has no chat template (chat_template.jinja, or in tokenizer_config.json)."
-    if files.tokenizer.get("pad_token") is None and files.config.get("pad_token_id") is None:
-        yield f"{says}: its tokenizer has no padding token; set pad_token in tokenizer_config.json."

@@ -16,7 +16,7 @@ from trainer.preflight import Findings, check_cluster, check_files, required_bun
 MODEL_FILES = {
     "config.json": {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 2048},
     "tokenizer.json": {},
-    "tokenizer_config.json": {"chat_template": "x", "pad_token": "<pad>"},
+    "tokenizer_config.json": {"chat_template": "x"},
     "model.safetensors": {},
 }
 TASK = {"id": "t0", "prompt": "In which country is Ulm?", "truth": "Germany"}
@@ -112,8 +112,7 @@ def test_an_empty_task_file(world, name):
         ("config.json", '{"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 128}', "at most 128"),
         ("model.safetensors", None, "no weights"),
         ("tokenizer.json", None, "no tokenizer"),
-        ("tokenizer_config.json", '{"pad_token": "<pad>"}', "no chat template"),
-        ("tokenizer_config.json", '{"chat_template": "x"}', "no padding token"),
+        ("tokenizer_config.json", "{}", "no chat template"),
     ],
 )
 def test_a_model_folder_that_cannot_be_trained(world, name, content, part):
