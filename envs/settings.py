@@ -44,7 +44,7 @@ class RewardSettings(Settings):
     score: Literal["em", "f1"] = "em"
     """What success means: exact match or token F1."""
     format_penalty: float = Field(default=0.2, ge=0, allow_inf_nan=False)
-    """What a broken format costs."""
+    """Only with `kind: paper` or `authors`: what a broken format costs."""
     path: str | None = None
     """Dotted path of a function, for `kind: custom` only."""
     range: Annotated[tuple[Finite, Finite], Field(strict=False)] | None = Field(

@@ -13,9 +13,9 @@ class LoraConfig(Section):
     rank: CountOrZero = 0
     """Rank of the adapters; 0 trains the full weights."""
     alpha: Positive = 16.0
-    """The adapters' product is scaled by alpha / rank."""
+    """Only with a rank above 0: the adapters' product is scaled by alpha / rank."""
     targets: Annotated[tuple[Text, ...], Field(strict=False, min_length=1)] = ("all-linear",)
-    """Names of the adapted layers, e.g. `[q_proj, v_proj]`; `[all-linear]` adapts all but the output layer."""
+    """Only with a rank above 0: the adapted layers, e.g. `[q_proj, v_proj]`; `[all-linear]`: all but the output layer."""
 
 
 class LearnerConfig(Section):

@@ -44,7 +44,7 @@ class AdvantageConfig(Section):
     dead_groups: Literal["keep", "drop", "resample"] = "keep"
     """Tasks without any advantage other than 0: kept in KL and weights, left out, or replaced by further tasks."""
     resample_rounds: Count = 3
-    """Most further collections per step under `dead_groups: resample`; what is dead after them is left out."""
+    """Only with `dead_groups: resample`: most further collections per step; what is dead after them is left out."""
 
     @property
     def is_of_nodes(self) -> bool:
@@ -68,7 +68,7 @@ class LossConfig(Section):
     aggregation: Literal["seq_mean", "token_mean", "dr_grpo"] = "seq_mean"
     """Token weights: each leaf's mean, the mean over all tokens of the global batch, or divided by dr_grpo_length."""
     dr_grpo_length: Count | None = None
-    """Fixed divisor of `dr_grpo`, in tokens per leaf; only for that aggregation."""
+    """Only with `aggregation: dr_grpo`: its fixed divisor, in tokens per leaf."""
     ratio_level: Literal["token", "turn", "sequence"] = "token"
     """What shares one ratio: a token, an agent step, or a whole path (GSPO); longer ones take the geometric mean."""
     old_logprobs: Literal["rollout", "recompute"] = "rollout"
