@@ -30,7 +30,7 @@ def pack_forest(
     advantages: Sequence[Sequence[TreeAdvantages]],
     loss: LossConfig,
     learner: LearnerConfig,
-    hidden_size: int = 1024,
+    hidden_size: int,
 ) -> PackedForest:
     """Packs of one learning phase: `learner.mini_batches` optimizer steps over contiguous parts of the forest.
 

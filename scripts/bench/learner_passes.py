@@ -107,7 +107,8 @@ class Pass:
         learner = LearnerConfig.model_validate({"layout": layout, "max_tokens_per_pack": shape.pack})
         forest = grow(shape, lm.config.vocab_size)
         self.layout: Layout = chosen_layout(learner)
-        self.packed: PackedForest = pack_forest(forest, [advantages(group) for group in forest], LOSS, learner)
+        credit = [advantages(group) for group in forest]
+        self.packed: PackedForest = pack_forest(forest, credit, LOSS, learner, lm.config.hidden_size)
         self._policy = PackedPolicy(lm, 1.0, self.layout)
         self._packs: Sequence[TreePack] = self.packed.mini_batches[0][0]
         with torch.no_grad():  # on policy: what the model itself gives the tokens

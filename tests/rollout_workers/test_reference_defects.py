@@ -42,7 +42,7 @@ async def grown(policy: Wanderer | None = None, env: object = None) -> Collectio
 def packs_of(forest: Forest, credit: list[list[TreeAdvantages]] | None = None) -> list[TreePack]:
     credit = credit or [advantages(group) for group in forest]
     loss = LossConfig(kl_coef=0.001)
-    packed = pack_forest(forest, credit, loss, LearnerConfig(max_tokens_per_pack=400))
+    packed = pack_forest(forest, credit, loss, LearnerConfig(max_tokens_per_pack=400), 64)
     return [pack for ranks in packed.mini_batches for packs in ranks for pack in packs]
 
 

@@ -1,9 +1,9 @@
-"""A random Qwen2 small enough for exact comparisons."""
+"""Random models small enough for exact comparisons."""
 
 from pathlib import Path
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
 
 def micro_qwen2(
@@ -25,6 +25,11 @@ def micro_qwen2(
         attn_implementation="sdpa",
     )
     return Qwen2ForCausalLM(config)
+
+
+def micro_gpt2() -> GPT2LMHeadModel:
+    sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    return GPT2LMHeadModel(GPT2Config(**sizes, attn_implementation="sdpa", initializer_range=0.2)).eval()
 
 
 def save_micro(path: Path, **kwargs: object) -> None:

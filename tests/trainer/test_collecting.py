@@ -112,7 +112,7 @@ def test_dropped_groups_are_in_no_kl_term() -> None:
     for rule, tokens in (("keep", 4 * 5), ("drop", 2 * 5)):
         config = settings(rule, kl_coef=0.1)
         found = collect_step(config, 1, TASKS, half_live(config).collect)
-        packs = pack_forest(*found.for_learner, config.loss, config.learner).mini_batches[0][0]
+        packs = pack_forest(*found.for_learner, config.loss, config.learner, 64).mini_batches[0][0]
         assert sum(pack.tokens for pack in packs) == tokens
         assert sum(float(pack.weight.sum()) for pack in packs) == pytest.approx(1.0)
 
@@ -170,7 +170,7 @@ def test_no_further_collection_without_need() -> None:
 def test_a_step_without_a_live_group_has_no_packs() -> None:
     config = settings("drop", kl_coef=0.1)
     found = collect_step(config, 1, TASKS, FakeFleet(lambda task: False).collect)
-    packed = pack_forest(*found.for_learner, config.loss, config.learner)
+    packed = pack_forest(*found.for_learner, config.loss, config.learner, 64)
     assert packed.mini_batches == [[[]]]
     assert packed.stats["tree/packs"] == 0
 

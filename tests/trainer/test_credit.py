@@ -106,7 +106,7 @@ def test_node_level_advantages_in_a_pack() -> None:
     forest = [drawn()]
     credit = [advantages(forest[0], "edge")]
     assert leaf_weights(forest, credit, LossConfig())[0][0] == pytest.approx({2: 1 / 6, 3: 1 / 6, 4: 1 / 3})
-    pack = pack_forest(forest, credit, LossConfig(), LearnerConfig(max_tokens_per_pack=64)).mini_batches[0][0][0]
+    pack = pack_forest(forest, credit, LossConfig(), LearnerConfig(max_tokens_per_pack=64), 64).mini_batches[0][0][0]
     assert pack.ids.tolist() == [9, 11, 12, 13, 14]
     assert pack.positive.tolist() == pytest.approx([0, 1 / 18, 1 / 12, 0, 0])
     assert pack.negative.tolist() == pytest.approx([0, 0, 0, -1 / 12, -1 / 9])

@@ -3,17 +3,13 @@
 import gc
 import hashlib
 import math
-import socket
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from learner_runs import LORA, Run, packs, run_config
 from micro_models import save_micro
-from test_learner import LORA, packs, run_config
 from transformers import AutoModelForCausalLM
 
 from trainer.config import LossConfig, ModelConfig, RunConfig
@@ -48,49 +44,6 @@ def test_bfloat16_is_never_added_up_in_bfloat16(tmp_path: Path) -> None:
     assert settings["zero_optimization"]["stage"] == 1
     assert settings["data_types"] == {"grad_accum_dtype": "fp32"}
     assert training_settings(run_config(tmp_path, zero_stage=0), 1000, 1000)["zero_optimization"]["stage"] == 0
-
-
-Run = Callable[..., list[Any]]
-"""Calls a function in every rank's process with (index, port, arguments) and returns the answers by rank."""
-
-
-def _run(count: int) -> Iterator[Run]:
-    processes = [ProcessPoolExecutor(1, mp_context=get_context("spawn")) for _ in range(count)]
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
-
-    def run(function: Callable[..., Any], *arguments: object) -> list[Any]:
-        calls = [process.submit(function, index, port, *arguments) for index, process in enumerate(processes)]
-        return [call.result(timeout=240) for call in calls]
-
-    yield run
-    for process in processes:
-        process.shutdown(wait=False, cancel_futures=True)
-
-
-@pytest.fixture(scope="module")
-def environment() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DS_ACCELERATOR", "cpu")
-        yield
-
-
-@pytest.fixture(scope="module")
-def one(environment: None) -> Iterator[Run]:
-    yield from _run(1)
-
-
-@pytest.fixture(scope="module")
-def two(environment: None) -> Iterator[Run]:
-    yield from _run(2)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    save_micro(folder)
-    return folder
 
 
 def engine(config: RunConfig, index: int, port: int, logits_at_once: int = 1 << 26) -> "LearnerEngine":

@@ -21,7 +21,7 @@ def score(policy: PackedPolicy, batch: PackTensors, chunks: int = 1) -> tuple[to
 def packs(seed: int, capacity: int) -> list[TreePack]:
     forest = random_forest(seed)
     learner = LearnerConfig(max_tokens_per_pack=capacity)
-    return pack_forest(forest, [advantages(group) for group in forest], LossConfig(), learner).mini_batches[0][0]
+    return pack_forest(forest, [advantages(group) for group in forest], LossConfig(), learner, 64).mini_batches[0][0]
 
 
 def test_five_token_mask() -> None:

@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from micro_models import micro_qwen2
+from learner_runs import run_config
+from micro_models import micro_gpt2, micro_qwen2
 from random_forests import random_forest
-from test_learner import run_config
 from transformers import (
     AttentionInterface,
     Gemma2Config,
     Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -33,7 +31,7 @@ from trainer.loss import pack_loss
 from trainer.loss_inputs import loss_inputs
 from trainer.packing import pack_forest
 from trainer.tree_attention import Segment, level_attention, segments
-from trainer.types import TreePack
+from trainer.types import PackedForest, TreePack
 
 CPU = torch.device("cpu")
 LAYOUTS: tuple[Layout, ...] = ("level", "packed", "flat")
@@ -59,21 +57,20 @@ def untied_qwen2() -> PreTrainedModel:
     return micro_qwen2(tied=False)
 
 
-def gpt2() -> PreTrainedModel:
-    sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
-    return GPT2LMHeadModel(GPT2Config(**sizes, attn_implementation="sdpa", initializer_range=0.2)).eval()
-
-
 def gemma2(**features: float | None) -> PreTrainedModel:
     config = Gemma2Config(**SMALL, head_dim=16, initializer_range=0.2, **features)
     config.layer_types = ["full_attention"] * 2
     return Gemma2ForCausalLM(config)
 
 
-def packs(seed: int, layout: Layout, capacity: int) -> list[TreePack]:
+def packed_forest(seed: int, layout: Layout, capacity: int) -> PackedForest:
     forest = random_forest(seed)
     learner = LearnerConfig(layout=layout, max_tokens_per_pack=capacity)
-    return pack_forest(forest, [advantages(group) for group in forest], LossConfig(), learner).mini_batches[0][0]
+    return pack_forest(forest, [advantages(group) for group in forest], LossConfig(), learner, 64)
+
+
+def packs(seed: int, layout: Layout, capacity: int) -> list[TreePack]:
+    return packed_forest(seed, layout, capacity).mini_batches[0][0]
 
 
 def trained(lm: PreTrainedModel, layout: Layout, capacity: int = 200) -> tuple[float, torch.Tensor]:
@@ -100,7 +97,8 @@ def test_layouts_agree(make: "type[PreTrainedModel]", checkpointing: bool) -> No
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     loss, gradient = trained(lm, "flat")
     for layout in ("level", "packed"):
-        for capacity in (80, 1000):
+        for capacity, split in ((40, True), (1000, False)):
+            assert (packed_forest(3, layout, capacity).stats["tree/repeated_tokens"] > 0) == split
             other_loss, other = trained(lm, layout, capacity)
             assert other_loss == pytest.approx(loss, abs=1e-6)
             assert (other - gradient).norm() / gradient.norm() < 1e-5
@@ -176,7 +174,7 @@ def test_auto_goes_by_device() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("make", [micro_qwen2, llama, qwen3, mistral, gpt2])
+@pytest.mark.parametrize("make", [micro_qwen2, llama, qwen3, mistral, micro_gpt2])
 def test_suitable_models(make: "type[PreTrainedModel]", layout: Layout, tmp_path: Path) -> None:
     torch.manual_seed(0)
     policy = PackedPolicy(make(), 1.0, layout)

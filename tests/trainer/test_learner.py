@@ -1,105 +1,20 @@
 """The learner through Ray and DeepSpeed on a micro model: splits, stages and ranks must not change the update."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 import torch
-from micro_models import save_micro
+from learner_runs import EVERYTHING, LORA, SPLIT, largest_difference, packs, run_config, start, weights
 from peft import PeftModel
-from pydantic import TypeAdapter
-from random_forests import random_forest
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from envs.settings import EnvSettings
-from trainer.advantages import advantages
-from trainer.config import LearnerConfig, LossConfig, ModelConfig, RunConfig
-from trainer.learner import LearnerGroup, _actor
+from trainer.config import LearnerConfig, LossConfig, RunConfig
+from trainer.learner import LearnerGroup
 from trainer.packing import pack_forest
 from trainer.schedule import learning_rate
-from trainer.types import RankPacks
-
-LORA = {"rank": 4, "alpha": 8.0}
-EVERYTHING = {"mini_batches": 2, "epochs": 2, "grad_clip": 0.5, "warmup_share": 0.5}
-"""Settings of the comparison: two optimizer steps per pass, two passes, gradients longer than the clip, a warm-up."""
-
-
-def run_config(model: Path, loss: LossConfig | None = None, **learner: object) -> RunConfig:
-    settings: dict[str, object] = {
-        "lr": 1e-3,
-        "warmup_share": 0.0,
-        "eps": 1e-4,
-        "grad_clip": 1e6,
-        "start_timeout_s": 300.0,
-    }
-    env = {
-        "name": "search",
-        "train_tasks": "train.jsonl",
-        "eval_tasks": "eval.jsonl",
-        "retriever": {"kind": "local", "corpus": "corpus.jsonl"},
-    }
-    return RunConfig(
-        name="test",
-        steps=4,
-        model=ModelConfig(path=str(model)),
-        env=TypeAdapter(EnvSettings).validate_python(env),
-        loss=loss or LossConfig(kl_coef=0.05),
-        learner=LearnerConfig.model_validate(settings | learner),
-    )
-
-
-def packs(config: RunConfig, seed: int, capacity: int) -> list[RankPacks]:
-    forest = random_forest(seed)
-    learner = config.learner.model_copy(update={"max_tokens_per_pack": capacity})
-    return pack_forest(forest, [advantages(group) for group in forest], config.loss, learner).mini_batches
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
-
-
-def largest_difference(one: Path, other: Path) -> float:
-    ours, theirs = weights(one), weights(other)
-    assert ours.keys() == theirs.keys()
-    return max((ours[name] - theirs[name]).abs().max().item() for name in ours)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    here = str(Path(__file__).parents[2])
-    ray.init(address="local", num_cpus=8, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": here}})
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def ranks(cluster: None) -> dict[int, list[Any]]:
-    """One rank, and two ranks, that the tests of this module share: their imports take longer than the tests."""
-    config = run_config(Path("unused"))
-    return {count: [_actor(config, index, None) for index in range(count)] for count in (1, 2)}
-
-
-def start(ranks: dict[int, list[Any]], config: RunConfig) -> LearnerGroup:
-    """A new learner in the shared ranks; an error would end them."""
-    group = LearnerGroup(config, ranks[config.learner.ranks])
-    group.begin(16)
-    return group
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("model")
-    save_micro(folder)
-    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(folder)
-    return folder
 
 
 def two_phases(group: LearnerGroup, config: RunConfig, capacity: int, folder: Path) -> list[float]:
@@ -151,11 +66,11 @@ def test_neither_packs_nor_ranks_nor_stages_change_the_update(
 ) -> None:
     config = run_config(model, ranks=count, zero_stage=stage, gradient_checkpointing=stage == 3, **EVERYTHING)
     group = start(ranks, config)
-    norms = two_phases(group, config, 64, tmp_path)
+    norms = two_phases(group, config, SPLIT, tmp_path)
     folder, expected_norms = expected
     assert norms == pytest.approx(expected_norms, rel=1e-5)
     assert largest_difference(folder / "export", tmp_path / "export") < 1e-5
-    check_resuming(group, config, 64, tmp_path)
+    check_resuming(group, config, SPLIT, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +108,7 @@ def test_neither_packs_nor_ranks_nor_stages_change_the_adapters(
     checkpointing = {"gradient_checkpointing": stage != 1}
     config = run_config(model, ranks=2, zero_stage=stage, lora=LORA, **checkpointing, **EVERYTHING)
     group = start(ranks, config)
-    two_phases(group, config, 64, tmp_path)
+    two_phases(group, config, SPLIT, tmp_path)
     ours, theirs = (
         load_file(folder / "export" / "adapter" / "adapter_model.safetensors")
         for folder in (tmp_path, expected_adapters)
@@ -201,7 +116,7 @@ def test_neither_packs_nor_ranks_nor_stages_change_the_adapters(
     assert ours.keys() == theirs.keys()
     assert max((ours[name] - theirs[name]).abs().max().item() for name in ours) < 1e-5
     assert largest_difference(expected_adapters / "export", tmp_path / "export") < 1e-5
-    check_resuming(group, config, 64, tmp_path)
+    check_resuming(group, config, SPLIT, tmp_path)
 
 
 @pytest.mark.slow
@@ -240,7 +155,7 @@ def test_a_phase_without_packs_changes_nothing(
     """What a step does whose groups are all dropped: no update on any rank, and the next phase trains as ever."""
     config = run_config(model, LossConfig(kl_coef=0.05, old_logprobs="recompute"), zero_stage=stage, ranks=count)
     group = start(ranks, config)
-    metrics = group.train(pack_forest([], [], config.loss, config.learner).mini_batches)
+    metrics = group.train(pack_forest([], [], config.loss, config.learner, 64).mini_batches)
     assert metrics["learner/optimizer_steps"] == metrics["learner/skipped_steps"] == metrics["learner/lr"] == 0
     assert all(value == value for value in metrics.values())
     group.export(tmp_path / "same")
@@ -268,7 +183,7 @@ def test_a_dead_rank_ends_the_wait(ranks: dict[int, list[Any]], model: Path) -> 
     group = start(ranks, config)
     ray.kill(group._ranks[1])
     with pytest.raises(RuntimeError, match="rank died while the learner waited for the learning phase"):
-        group.train(packs(config, 1, 64))
+        group.train(packs(config, 1, SPLIT))
 
 
 def test_schedule() -> None:

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from micro_models import micro_qwen2
-from test_layouts import gpt2
-from test_learner import run_config
+from learner_runs import run_config
+from micro_models import micro_gpt2, micro_qwen2
 from transformers import PreTrainedModel
 
 from trainer.lora import adapt, adapters_off, factors, fingerprint, weights
@@ -27,7 +26,7 @@ def logits(lm: PreTrainedModel) -> torch.Tensor:
     return lm(input_ids=torch.tensor([[1, 2, 3, 4]])).logits
 
 
-@pytest.mark.parametrize("make", [micro_qwen2, gpt2])
+@pytest.mark.parametrize("make", [micro_qwen2, micro_gpt2])
 def test_merged_weights_compute_what_the_adapters_do(make: "type[PreTrainedModel]", tmp_path: Path) -> None:
     torch.manual_seed(0)
     base = make().eval()

@@ -43,7 +43,7 @@ ADVANTAGES = [[LEAVES({2: 3.0, 3: -1.0, 4: -2.0})]]
 
 
 def pack_one(forest: Forest = drawn(), **learner: object) -> TreePack:  # noqa: B008
-    packed = pack_forest(forest, ADVANTAGES, LossConfig(), LearnerConfig(max_tokens_per_pack=64, **learner))
+    packed = pack_forest(forest, ADVANTAGES, LossConfig(), LearnerConfig(max_tokens_per_pack=64, **learner), 64)
     return packed.mini_batches[0][0][0]
 
 
@@ -86,12 +86,12 @@ def test_leaves_without_advantage_count_nowhere() -> None:
 def test_zero_advantages_are_laid_out_only_for_kl_or_entropy() -> None:
     credit = [[LEAVES({2: 1.0, 3: 0.0, 4: 0.0})]]
     learner = LearnerConfig(max_tokens_per_pack=64)
-    plain = pack_forest(drawn(), credit, LossConfig(kl_coef=0.0), learner).mini_batches[0][0][0]
+    plain = pack_forest(drawn(), credit, LossConfig(kl_coef=0.0), learner, 64).mini_batches[0][0][0]
     assert plain.ids.tolist() == [90, 91, 10, 11, 20, 12]
     assert plain.positive[5] == pytest.approx(1 / 9)
-    with_kl = pack_forest(drawn(), credit, LossConfig(kl_coef=0.1), learner).mini_batches[0][0][0]
+    with_kl = pack_forest(drawn(), credit, LossConfig(kl_coef=0.1), learner, 64).mini_batches[0][0][0]
     assert with_kl.tokens == 9
-    dead = pack_forest(drawn(), [[LEAVES({2: 0.0, 3: 0.0, 4: 0.0})]], LossConfig(kl_coef=0.0), learner)
+    dead = pack_forest(drawn(), [[LEAVES({2: 0.0, 3: 0.0, 4: 0.0})]], LossConfig(kl_coef=0.0), learner, 64)
     assert dead.mini_batches == [[[]]]
 
 
@@ -108,7 +108,7 @@ def test_every_token_sees_exactly_its_path() -> None:
         tuple(trees.path_ids(tree, leaf)) for group in forest for tree in group.trees for leaf in trees.leaves(tree)
     }
     prefixes = {path[:n] for path in paths for n in range(1, len(path) + 1)}
-    for pack in pack_forest(forest, adv, LossConfig(), LearnerConfig(max_tokens_per_pack=70)).mini_batches[0][0]:
+    for pack in pack_forest(forest, adv, LossConfig(), LearnerConfig(max_tokens_per_pack=70), 64).mini_batches[0][0]:
         mask = visible(pack)
         for i in range(pack.tokens):
             seen = np.flatnonzero(mask[i])
@@ -152,7 +152,7 @@ def test_attention_pairs_and_cost_on_paper() -> None:
 
 def test_pack_smaller_than_a_path_is_one_sentence() -> None:
     with pytest.raises(ValueError, match=r"learner.max_tokens_per_pack=5 must be at least 6, a path's length in 't'"):
-        pack_forest(drawn(), ADVANTAGES, LossConfig(), LearnerConfig(max_tokens_per_pack=5))
+        pack_forest(drawn(), ADVANTAGES, LossConfig(), LearnerConfig(max_tokens_per_pack=5), 64)
 
 
 @pytest.mark.parametrize("capacity", [32, 64, 512])
@@ -160,7 +160,7 @@ def test_pack_smaller_than_a_path_is_one_sentence() -> None:
 def test_totals_do_not_depend_on_the_split(capacity: int, ranks: int) -> None:
     forest = random_forest(2)
     adv = [advantages(group) for group in forest]
-    packed = pack_forest(forest, adv, LossConfig(), LearnerConfig(max_tokens_per_pack=capacity, ranks=ranks))
+    packed = pack_forest(forest, adv, LossConfig(), LearnerConfig(max_tokens_per_pack=capacity, ranks=ranks), 64)
     per_rank = packed.mini_batches[0]
     assert len(per_rank) == ranks
     assert len({len(packs) for packs in per_rank}) == 1
@@ -175,7 +175,7 @@ def test_totals_do_not_depend_on_the_split(capacity: int, ranks: int) -> None:
 def test_mini_batches_split_tasks() -> None:
     forest = random_forest(3, tasks=5)
     adv = [advantages(group) for group in forest]
-    packed = pack_forest(forest, adv, LossConfig(), LearnerConfig(mini_batches=2, max_tokens_per_pack=256))
+    packed = pack_forest(forest, adv, LossConfig(), LearnerConfig(mini_batches=2, max_tokens_per_pack=256), 64)
     for rank_packs in packed.mini_batches:
         assert sum(float(pack.weight.sum()) for packs in rank_packs for pack in packs) == pytest.approx(1.0, rel=1e-5)
 
@@ -222,7 +222,7 @@ def test_ranks_work_on_packs_of_like_cost() -> None:
     ],
 )
 def test_repeated_tokens_and_token_ratio(learner: LearnerConfig, repeated: int) -> None:
-    stats = pack_forest(drawn(), ADVANTAGES, LossConfig(), learner).stats
+    stats = pack_forest(drawn(), ADVANTAGES, LossConfig(), learner, 64).stats
     assert stats["tree/flat_tokens"] == 16
     assert stats["tree/unique_tokens"] == 9
     assert stats["tree/repeated_tokens"] == repeated
@@ -230,7 +230,7 @@ def test_repeated_tokens_and_token_ratio(learner: LearnerConfig, repeated: int) 
 
 
 def units_of(level: RatioLevel, **learner: object) -> list[RatioUnits]:
-    packed = pack_forest(drawn(), ADVANTAGES, LossConfig(ratio_level=level), LearnerConfig.model_validate(learner))
+    packed = pack_forest(drawn(), ADVANTAGES, LossConfig(ratio_level=level), LearnerConfig.model_validate(learner), 64)
     found = [pack.units for pack in packed.mini_batches[0][0]]
     return [units for units in found if units is not None]
 
@@ -257,7 +257,7 @@ def test_units_of_paths_with_advantages_of_nodes() -> None:
     """Node 1 has A = 3 (two tokens), leaf 2 has A = -1 (one token): both signs in one unit, w = 1/9."""
     adv = [[TreeAdvantages(level="node", values={1: 3.0, 2: -1.0, 3: 0.0, 4: 0.0}, leaves=(2, 3, 4))]]
     loss = LossConfig(ratio_level="sequence", kl_coef=0.0)
-    pack = pack_forest(drawn(), adv, loss, LearnerConfig(max_tokens_per_pack=9)).mini_batches[0][0][0]
+    pack = pack_forest(drawn(), adv, loss, LearnerConfig(max_tokens_per_pack=9), 64).mini_batches[0][0][0]
     assert pack.units is not None
     assert pack.ids.tolist() == [90, 91, 10, 11, 20, 12, 15]
     assert pack.units.positive.tolist() == pytest.approx([6 / 9, 6 / 9])
@@ -267,7 +267,7 @@ def test_units_of_paths_with_advantages_of_nodes() -> None:
 def test_a_repeated_prefix_is_scored_for_ratios_of_paths_only() -> None:
     def second(level: RatioLevel) -> TreePack:
         learner = LearnerConfig(max_tokens_per_pack=6)
-        packs = pack_forest(drawn(), ADVANTAGES, LossConfig(ratio_level=level), learner).mini_batches[0][0]
+        packs = pack_forest(drawn(), ADVANTAGES, LossConfig(ratio_level=level), learner, 64).mini_batches[0][0]
         return next(pack for pack in packs if 15 in pack.ids)
 
     assert second("sequence").weight.tolist() == pytest.approx([0] * 5 + [1 / 9])
@@ -283,7 +283,7 @@ def test_a_logprob_that_is_not_finite_is_one_sentence(value: float) -> None:
     nodes = forest[0].trees[0].nodes
     nodes[2] = replace(nodes[2], logprobs=(value,))
     with pytest.raises(ValueError, match=rf"token of node 2 of tree 0 of task 't' the log-probability {value}"):
-        pack_forest(forest, ADVANTAGES, LossConfig(), LearnerConfig())
+        pack_forest(forest, ADVANTAGES, LossConfig(), LearnerConfig(), 64)
 
 
 def test_flat_pack_scores_the_last_tokens() -> None:

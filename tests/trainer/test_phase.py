@@ -8,17 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from learner_runs import EVERYTHING, SPLIT, largest_difference, packs, run_config, start
 from micro_models import micro_qwen2
-from test_learner import (  # noqa: F401 (fixtures)
-    EVERYTHING,
-    cluster,
-    largest_difference,
-    model,
-    packs,
-    ranks,
-    run_config,
-    start,
-)
 from torch import Tensor
 
 from trainer.config import LossConfig
@@ -72,7 +63,7 @@ class PlainEngine:
 
 
 def mini_batches(loss: LossConfig, **learner: object) -> list[list[TreePack]]:
-    return [one[0] for one in packs(run_config(Path("unused"), loss, **learner), 1, 64)]
+    return [one[0] for one in packs(run_config(Path("unused"), loss, **learner), 1, SPLIT)]
 
 
 def run(engine: PlainEngine, loss: LossConfig, batches: list[list[TreePack]], **learner: object) -> dict[str, float]:
@@ -149,15 +140,15 @@ def test_a_loss_that_is_not_finite_drops_the_step_on_every_rank(other_rank: bool
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "count"), [(1, 1), (2, 2), (3, 2)])
 def test_recomputed_ratios_of_paths_under_ranks_and_stages(
-    ranks: dict[int, list[Any]],  # noqa: F811
-    model: Path,  # noqa: F811
+    ranks: dict[int, list[Any]],
+    model: Path,
     tmp_path: Path,
     stage: int,
     count: int,
 ) -> None:
     """The updates of one rank with one large pack, from small packs on several ranks."""
     exports = []
-    for name, zero, number, capacity in (("one", 0, 1, 4096), ("many", stage, count, 64)):
+    for name, zero, number, capacity in (("one", 0, 1, 4096), ("many", stage, count, SPLIT)):
         loss = RECOMPUTE.model_copy(update={"kl_coef": 0.05})
         config = run_config(model, loss, zero_stage=zero, ranks=number, **EVERYTHING)
         group = start(ranks, config)

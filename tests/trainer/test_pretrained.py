@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from test_learner import run_config
+from learner_runs import run_config
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from trainer.pretrained import load_model
