@@ -1,6 +1,6 @@
 """Time and memory of one learning pass: each token of a tree once, against one row per leaf, and against TRL.
 
-    python -m scripts.bench.learner --json OUT.json [--model FOLDER] [--repeats N] [--no-trl]
+    python -m scripts.bench.learner --json OUT.json [--page OUT.md] [--model FOLDER] [--repeats N] [--no-trl]
 
 A pass is forward, loss and backward over all packs of an optimizer step, without the optimizer. Both layouts, and TRL's
 GRPOTrainer loss on the same rows, run in turn on one thread each; times are medians. `efficiency` is the speed-up
@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import platform
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -104,10 +105,43 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+PAGE = """# One learning pass: trees, rows per leaf, TRL
+
+    {command}
+
+Forward, loss and backward over all packs of an optimizer step, without the optimizer: {model} in float32, one thread, medians of
+{repeats} rounds in which all sides run in turn, torch {torch}, transformers {transformers}. The loss has clip and dual clip, no KL.
+
+{table}
+
+- `flat_s`: one row per leaf (`learner.layout=flat`), rows end to end without padding. `tree_s`: `learner.layout=auto`. Both have the
+  same `learner.max_tokens_per_pack`, which the JSON beside this page lists.
+- `efficiency` is the speed-up over flat divided by flat ÷ unique tokens: 1 if every saved token saved its time. What it
+  loses goes to attention: unique tokens stand later on their paths than repeated ones, so each sees more
+  ([method.md](../method.md), Layouts).
+- peak bytes: most resident memory during a pass, over model and gradients, each in a fresh process.
+- `trl_s`: {trl}, its `GRPOTrainer.compute_loss` and backward on the same rows with the same advantages, without KL.
+"""
+
+
+def page(settings: Mapping[str, object], rows: Sequence[Row]) -> str:
+    """The result as a Markdown page."""
+    pins = " with ".join(PINS) if settings["trl"] else "not measured"
+    command = " ".join(["python -m scripts.bench.learner", *sys.argv[1:]])
+    return PAGE.format(**{**settings, "command": command, "table": table(rows), "trl": pins})
+
+
+def write(path: Path, content: str) -> None:
+    """Writes a file, with its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content, encoding="utf-8")
+
+
 def main() -> None:
-    """Measures, prints the table, writes the JSON."""
+    """Measures, prints the table, writes the JSON and the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, help="where the result goes")
+    parser.add_argument("--page", type=Path, help="also write the result as Markdown")
     parser.add_argument("--model", type=Path, default=Path("conf/model/tiny"), help="Hugging Face folder")
     parser.add_argument("--repeats", type=int, default=5, help="counted rounds per shape")
     parser.add_argument("--no-trl", action="store_true", help="leave TRL out")
@@ -123,11 +157,17 @@ def main() -> None:
             forests = [(shape, grow(shape, vocabulary)) for shape in SHAPES]
             trl = stack.enter_context(TrlProcess(model, forests, folder))
         rows = measure(model, SHAPES, given.repeats, trl)
-    settings = {"model": str(given.model), "threads": 1, "repeats": given.repeats, "dtype": "float32"}
+    settings: dict[str, object] = {
+        "model": str(given.model),
+        "threads": 1,
+        "repeats": given.repeats,
+        "dtype": "float32",
+    }
     settings |= {"torch": torch.__version__, "transformers": transformers.__version__, "machine": platform.machine()}
     settings |= {"loss": LOSS.model_dump(), "trl": None if given.no_trl else list(PINS)}
-    given.json.parent.mkdir(parents=True, exist_ok=True)
-    given.json.write_text(json.dumps({"settings": settings, "shapes": rows}, indent=1) + "\n", encoding="utf-8")
+    write(given.json, json.dumps({"settings": settings, "shapes": rows}, indent=1) + "\n")
+    if given.page is not None:
+        write(given.page, page(settings, rows))
     print(table(rows))
 
 
