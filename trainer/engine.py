@@ -83,8 +83,7 @@ class LearnerEngine:
         """Optimizer steps done or skipped so far."""
         self.device = _join(config.learner.device, rank)
         torch.set_num_threads(config.learner.threads)
-        policy = self._policy(train=True).place(self.device)
-        check_layout(policy, config)
+        policy = self._policy(train=True)
         self._adapted = config.learner.lora.rank > 0
         self._base = lora.fingerprint(policy.lm) if self._adapted else ""
         self._tied_name = policy.tied_name()
@@ -97,7 +96,10 @@ class LearnerEngine:
 
     def _policy(self, *, train: bool) -> PackedPolicy:
         lm = load_model(self._config, train=train)
-        policy = PackedPolicy(lm, self._config.rollout.temperature, chosen_layout(self._config.learner))
+        layout = chosen_layout(self._config.learner)
+        policy = PackedPolicy(lm, self._config.rollout.temperature, layout).place(self.device)
+        if train:
+            check_layout(policy, self._config)
         if train and self._config.learner.lora.rank > 0:
             lora.adapt(lm, self._config)
             policy.register_state_dict_post_hook(lora.keep_adapters)  # type: ignore[no-untyped-call]
@@ -108,7 +110,7 @@ class LearnerEngine:
 
         Each rank loads the whole model before its part is cut out.
         """
-        policy = self._policy(train=False).place(self.device)
+        policy = self._policy(train=False)
         if self._rank.count == 1 or self._config.learner.zero_stage == 0:
             return policy
         return _initialize(policy, inference_settings(self._config, self.parameters))

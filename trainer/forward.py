@@ -204,5 +204,10 @@ class _TokenScores(torch.autograd.Function):
 
 
 def _blocks(rows: Tensor, logits_CV: Tensor) -> tuple[Tensor, ...]:
-    """`rows`, of which each belongs to a row of logits, in parts with about `CACHED_LOGITS` logits each."""
+    """`rows`, of which each belongs to a row of logits, in parts with about `CACHED_LOGITS` logits each.
+
+    In one part on devices that pay for every kernel they start.
+    """
+    if logits_CV.device.type != "cpu":
+        return (rows,)
     return torch.split(rows, max(CACHED_LOGITS // logits_CV.shape[-1], 1))
