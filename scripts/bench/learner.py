@@ -109,13 +109,14 @@ PAGE = """# One learning pass: trees, rows per leaf, TRL
 
     {command}
 
-Forward, loss and backward over all packs of an optimizer step, without the optimizer: {model} in float32, one thread, medians of
-{repeats} rounds in which all sides run in turn, torch {torch}, transformers {transformers}. The loss has clip and dual clip, no KL.
+Forward, loss and backward over all packs of an optimizer step, without the optimizer: {model} in float32, one thread,
+medians of {repeats} rounds in which all sides run in turn, torch {torch}, transformers {transformers}. The loss has
+clip and dual clip, no KL.
 
 {table}
 
-- `flat_s`: one row per leaf (`learner.layout=flat`), rows end to end without padding. `tree_s`: `learner.layout=auto`. Both have the
-  same `learner.max_tokens_per_pack`, which the JSON beside this page lists.
+- `flat_s`: one row per leaf (`learner.layout=flat`), rows end to end without padding. `tree_s`: `learner.layout=auto`.
+  Both have the same `learner.max_tokens_per_pack`, which the JSON beside this page lists.
 - `efficiency` is the speed-up over flat divided by flat ÷ unique tokens: 1 if every saved token saved its time. What it
   loses goes to attention: unique tokens stand later on their paths than repeated ones, so each sees more
   ([method.md](../method.md), Layouts).
