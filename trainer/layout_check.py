@@ -82,7 +82,8 @@ def first_layers(policy: PackedPolicy) -> PackedPolicy:
     text.vocab_size, config.dtype = TOKENS, torch.float32
     config.pad_token_id = text.pad_token_id = None  # it may lie behind the vocabulary
     small = type(lm)(config)
-    torch.nn.Module.to(small, torch.float32).eval()
+    torch.nn.Module.to(small, torch.float32)
+    small.train(False)
     theirs = dict(lm.named_parameters())
     with torch.no_grad():
         for name, parameter in small.named_parameters():

@@ -26,7 +26,7 @@ from trainer.advantages import advantages
 from trainer.config import LearnerConfig, LossConfig
 from trainer.forward import PackedPolicy, dense_mask, to_tensors
 from trainer.layout import Layout, chosen_layout
-from trainer.layout_check import check_layout, difference
+from trainer.layout_check import check_layout, difference, first_layers
 from trainer.loss import pack_loss
 from trainer.loss_inputs import loss_inputs
 from trainer.packing import pack_forest
@@ -185,12 +185,15 @@ def test_suitable_models(make: "type[PreTrainedModel]", layout: Layout, tmp_path
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_bfloat16_is_suitable(layout: Layout, tmp_path: Path) -> None:
-    config = run_config(tmp_path)
-    half = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
-    policy = PackedPolicy(micro_qwen2().bfloat16(), 1.0, layout)
-    check_layout(policy, half)
-    assert difference(policy).gradient > 1e-4
+def test_bfloat16_is_compared_in_float32(layout: Layout, tmp_path: Path) -> None:
+    policy = PackedPolicy(micro_qwen2(vocab=300, layers=3).bfloat16(), 1.0, layout)
+    check_layout(policy, run_config(tmp_path))
+    assert difference(policy).gradient > 1e-3  # rounding alone is beyond the bound
+    small = first_layers(policy)
+    assert small.lm.config.num_hidden_layers == 2
+    theirs, ours = policy.lm.get_input_embeddings().weight, small.lm.get_input_embeddings().weight
+    assert torch.equal(ours[1], theirs[2].float())  # token 1 of 128 is token 2 of 300
+    assert difference(small).nats < 1e-4
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
