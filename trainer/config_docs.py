@@ -20,7 +20,7 @@ Written by `python -m trainer.config_docs`; change the sections in `trainer/conf
 command line, and checks the result: an unknown key, a wrong value or two settings that disagree end the command with
 one sentence each and exit code 2, before anything starts.
 
-- Set a key: `tree.roots=4`. `null` is no value; a list is written `'learner.betas=[0.9,0.95]'`, in quotes for the shell.
+- Set a key: `tree.roots=4`. `null` is no value; a list is written `'learner.betas=[0.9,0.95]'`, with the quotes.
 - Choose an option of a group: `tree=chain`, `experiment=quickstart`. Options are the files of `conf/<group>/`.
 - See what a command line gives: `--cfg job`. See what it would run: `dry_run=true`.
 - Use a configuration folder of your own: `--config-dir FOLDER`.

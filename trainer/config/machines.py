@@ -15,7 +15,7 @@ class LoraConfig(Section):
     alpha: Positive = 16.0
     """Only with a rank above 0: the adapters' product is scaled by alpha / rank."""
     targets: Annotated[tuple[Text, ...], Field(strict=False, min_length=1)] = ("all-linear",)
-    """Only with a rank above 0: the adapted layers, e.g. `[q_proj, v_proj]`; `[all-linear]`: all but the output layer."""
+    """Only with a rank above 0: adapted layers, e.g. `[q_proj, v_proj]`; `[all-linear]`: all but the output layer."""
 
 
 class LearnerConfig(Section):
