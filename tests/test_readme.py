@@ -1,7 +1,7 @@
 """The documentation's commands, links and settings exist; shell scripts and cluster files parse."""
 
-import importlib.util
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def commands(page: Path) -> list[str]:
 def overrides(command: str) -> list[str]:
     """The Hydra overrides of a command line that starts a training run, e.g. `["tree.roots=4"]`."""
     found = re.search(r"scripts/quickstart\.sh(.*)|scripts/submit\.sh.* -- (.*)|-m trainer\.main(.*)", command)
-    words = next(group for group in found.groups() if group is not None).split() if found else []
+    words = shlex.split(next(group for group in found.groups() if group is not None)) if found else []
     return [word for word in words if re.match(r"[\w.]+=", word)]
 
 
@@ -33,9 +33,9 @@ def overrides(command: str) -> list[str]:
 def test_scripts_and_modules_exist(page):
     text = page.read_text()
     scripts = set(re.findall(r"scripts/[\w/.-]+\.(?:sh|py)", text))
-    modules = set(re.findall(r"python -m ((?:envs|rollout_workers|trainer)[\w.]*\w)", text))
+    modules = set(re.findall(r"python -m ((?:envs|rollout_workers|scripts|trainer)[\w.]*\w)", text))
     assert {name for name in scripts if not (ROOT / name).is_file()} == set()
-    assert {name for name in modules if importlib.util.find_spec(name) is None} == set()
+    assert {name for name in modules if not (ROOT / f"{name.replace('.', '/')}.py").is_file()} == set()
 
 
 @pages
@@ -101,6 +101,7 @@ def test_overrides_are_found():
     assert overrides("scripts/quickstart.sh tree.roots=4 name=x") == ["tree.roots=4", "name=x"]
     assert overrides("scripts/submit.sh --address http://H:1 -- experiment=a steps=2") == ["experiment=a", "steps=2"]
     assert overrides("ray job submit -- python -m trainer.main experiment=a") == ["experiment=a"]
+    assert overrides("scripts/quickstart.sh 'env.reward.range=[-0.5,1]'") == ["env.reward.range=[-0.5,1]"]
     assert overrides("scripts/test.sh --fast") == []
 
 
