@@ -9,18 +9,24 @@ from trainer.config.sentences import ConfigError
 
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 """Actors' own output stays in Ray's logs, so that the run's display stays readable."""
+_START_WAIT = "RAY_gcs_server_port_wait_time_s"
+"""Environment variable with Ray's longest wait, in seconds, for its own server processes; 30 where it is not set."""
+_TOO_SLOW = ("The current node timed out during startup", "Timed out waiting for file", "Failed to start GCS")
+"""How messages of Ray begin when a private cluster did not come up in time: an `Exception` and two `RuntimeError`."""
 
 
 def connect(config: RunConfig) -> None:
     """Joins the cluster, or starts a private one with at least 8 logical CPUs, since an idle actor uses none.
 
-    Raises ConfigError (one sentence) when no cluster answers.
+    Raises ConfigError (one sentence) when no cluster answers, or the private one does not come up in time.
     """
     import ray
 
     address = config.cluster.address
     try:
         if address == "local":
+            # A busy machine needs longer than 30 s to start Ray. Its wait for the node itself is fixed, also at 30 s.
+            os.environ.setdefault(_START_WAIT, "120")
             cpus = max(8, os.cpu_count() or 1)
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **_QUIET)
         else:
@@ -32,3 +38,17 @@ def connect(config: RunConfig) -> None:
                 "or choose cluster=local for a private one."
             ]
         ) from error
+    except Exception as error:  # Ray has no type of its own for this
+        if address != "local" or not is_start_timeout(error):
+            raise
+        raise ConfigError(
+            [
+                "The private Ray of cluster.address=local did not start in time, as on a machine with too much to do: "
+                "try again when it has less, or start one with `ray start --head` and choose cluster.address=auto."
+            ]
+        ) from error
+
+
+def is_start_timeout(error: Exception) -> bool:
+    """Whether Ray gave up waiting for processes that it had started itself."""
+    return str(error).startswith(_TOO_SLOW)
