@@ -3,8 +3,12 @@
 from collections.abc import Mapping
 
 from trainer.config import RunConfig
+from trainer.layout import chosen_layout
 from trainer.preflight import Findings
 from trainer.resources import Resource, needed
+
+_RATIO_OF: Mapping[str, str] = {"token": "token", "turn": "agent step", "sequence": "path"}
+"""What has a ratio of its own under each `loss.ratio_level`."""
 
 
 def plan(config: RunConfig, findings: Findings, cluster_resources: Mapping[str, float]) -> str:
@@ -17,8 +21,9 @@ def plan(config: RunConfig, findings: Findings, cluster_resources: Mapping[str, 
         "step": _step(config),
         "rollout": f"{_count(config.rollout.actors, 'actor')} on {config.rollout.device}, "
         f"{config.rollout.max_branches} branches at once each, temperature {config.rollout.temperature:g}",
-        "learner": f"{_count(config.learner.ranks, 'rank')} on {config.learner.device}, ZeRO stage "
-        f"{config.learner.zero_stage}, {config.loss.aggregation} loss, advantage {config.advantage.kind}",
+        "credit": _credit(config),
+        "loss": _loss(config),
+        "learner": _learner(config),
         "length": f"{_count(config.steps, 'step')}, {_count(config.optimizer_steps, 'optimizer step')}, "
         f"weights pushed with {config.push_backend} after each step",
         "cluster": _cluster(config, cluster_resources),
@@ -46,6 +51,27 @@ def _step(config: RunConfig) -> str:
     return (
         f"{_count(config.tasks_per_step, 'task')} = {leaves:,} leaves; at most {sampled:,} sampled tokens "
         f"and {leaves * limits.max_path_tokens:,} tokens on all paths, shared prefixes counted per leaf"
+    )
+
+
+def _credit(config: RunConfig) -> str:
+    rule = config.advantage
+    further = f" in at most {_count(rule.resample_rounds, 'further collection')}"
+    groups = f"{rule.dead_groups}{further if rule.dead_groups == 'resample' else ''}"
+    return f"advantage {rule.kind}, groups without signal: {groups}"
+
+
+def _loss(config: RunConfig) -> str:
+    loss = config.loss
+    return f"{loss.aggregation}, one ratio per {_RATIO_OF[loss.ratio_level]}, KL coefficient {loss.kl_coef:g}"
+
+
+def _learner(config: RunConfig) -> str:
+    learner = config.learner
+    weights = f"LoRA of rank {learner.lora.rank}" if learner.lora.rank else "full weights"
+    return (
+        f"{_count(learner.ranks, 'rank')} on {learner.device}, ZeRO stage {learner.zero_stage}, {weights}, "
+        f"layout {chosen_layout(learner)}"
     )
 
 
