@@ -172,11 +172,17 @@ class LearnerEngine:
         self.updates += 1
 
     def reduce(self, values: Sequence[float], how: str) -> list[float]:
-        """Element-wise `sum` or `max` over the ranks (a collective)."""
+        """Element-wise `sum` or `max` over the ranks (a collective); NaN where any rank has NaN."""
         if self._rank.count == 1 or not values:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor, op=dist.ReduceOp.SUM if how == "sum" else dist.ReduceOp.MAX)
+        if how == "sum":
+            dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
+        else:  # the maximum of NaN and a number is either, by the order of the ranks
+            nan = tensor.isnan()
+            both = torch.stack([tensor.masked_fill(nan, -math.inf), nan.to(tensor.dtype)])
+            dist.all_reduce(both, op=dist.ReduceOp.MAX)
+            tensor = both[0].masked_fill(both[1] > 0, math.nan)
         found: list[float] = tensor.tolist()
         return found
 

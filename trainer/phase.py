@@ -23,6 +23,11 @@ _SUMS = ("tokens", "ratios", "clipped", "kl_old", "kl_engine", "entropy", "kl_re
 _MAXIMA = ("ratio_max", "logprob_diff_max")
 
 
+def larger(one: float, other: float) -> float:
+    """The larger one; NaN if either is NaN, which Python's `max` keeps only in first place."""
+    return math.nan if math.isnan(one) or math.isnan(other) else max(one, other)
+
+
 @dataclass(slots=True, kw_only=True)
 class Meter:
     """Adds up what the packs of one or more optimizer steps report."""
@@ -37,7 +42,7 @@ class Meter:
         for name, value in parts.sums.items():
             self.sums[name] += float(value)
         for name, value in parts.largest.items():
-            self.maxima[name] = max(self.maxima[name], float(value))
+            self.maxima[name] = larger(self.maxima[name], float(value))
 
     def reduced(self, engine: "LearnerEngine") -> "Meter":
         """The same over all ranks (a collective)."""
@@ -168,7 +173,7 @@ def _merge(total: Meter, meter: Meter) -> None:
     for name, value in meter.sums.items():
         total.sums[name] += value
     for name, value in meter.maxima.items():
-        total.maxima[name] = max(total.maxima[name], value)
+        total.maxima[name] = larger(total.maxima[name], value)
 
 
 def _metrics(total: Meter, first: Meter, results: "Sequence[StepResult]", loss: LossConfig) -> dict[str, float]:
@@ -180,12 +185,13 @@ def _metrics(total: Meter, first: Meter, results: "Sequence[StepResult]", loss: 
     if loss.tis_cap is not None:
         metrics["learner/tis_weight"] = total.mean("tis_weight", "ratios")
         metrics["learner/tis_capped_share"] = total.mean("tis_capped", "ratios")
+    if loss.kl_coef > 0:
+        metrics["learner/kl_reference"] = total.mean("kl_reference")
     return metrics | {
         "learner/loss": total.loss / max(len(norms), 1),
         "learner/trained_tokens": total.sums["tokens"],
         "learner/clip_share": total.mean("clipped", "ratios"),
         "learner/approx_kl": total.mean("kl_old"),
-        "learner/kl_reference": total.mean("kl_reference"),
         "learner/entropy": total.mean("entropy"),
         "learner/ratio_max": total.maxima["ratio_max"],
         "learner/mismatch_kl": first.mean("kl_engine"),

@@ -78,6 +78,20 @@ def test_logits_in_parts_under_stage_3(two: Run, model: Path) -> None:
     assert [p[2] for p in parameters_in_parts] == pytest.approx([p[2] for p in parameters], rel=1e-5)
 
 
+def reduced(index: int, port: int, model: Path) -> list[list[float]]:
+    """The largest and the sum of four numbers over two ranks, the first two of which are NaN on one of them."""
+    learner = engine(run_config(model, ON_POLICY, ranks=2), index, port)
+    values = [[math.nan, 1.0, -5.0, math.inf], [1.0, math.nan, -4.0, 2.0]][index]
+    return [learner.reduce(values, "max"), learner.reduce(values, "sum")]
+
+
+@pytest.mark.slow
+def test_a_reduction_keeps_nan_of_any_rank(two: Run, model: Path) -> None:
+    for largest, total in two(reduced, model):
+        assert largest == pytest.approx([math.nan, math.nan, -4.0, math.inf], nan_ok=True)
+        assert total == pytest.approx([math.nan, math.nan, -9.0, math.inf], nan_ok=True)
+
+
 def reference_share(index: int, port: int, model: Path, stage: int) -> tuple[float, float]:
     """(values of the reference model that this rank holds for itself, log-probability under it after a phase)."""
     config = run_config(model, zero_stage=stage, ranks=2)

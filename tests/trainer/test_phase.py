@@ -1,5 +1,6 @@
 """A learning phase: which log-probabilities are old, which forward passes that takes, and which steps are dropped."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from trainer.config import LossConfig
 from trainer.forward import PackedPolicy, PackTensors, to_tensors
 from trainer.loss import pack_loss
 from trainer.loss_inputs import loss_inputs
-from trainer.phase import Phase
+from trainer.phase import Phase, larger
 from trainer.types import TreePack
 
 CPU = torch.device("cpu")
@@ -28,18 +29,30 @@ class PlainEngine:
 
     device = CPU
 
-    def __init__(self, lr: float = 0.05, *, other_rank_is_bad: bool = False) -> None:
+    def __init__(self, lr: float = 0.05, *, other_rank_is_bad: bool = False, nan_pack: int | None = None) -> None:
         self.policy = PackedPolicy(micro_qwen2(), 1.0)
+        self.start = PackedPolicy(micro_qwen2(), 1.0)
         self.optimizer = torch.optim.SGD(self.policy.parameters(), lr=lr)
         self.with_gradient: list[bool] = []
         self.other_rank_is_bad = other_rank_is_bad
+        self.nan_pack = nan_pack
+        """Which of the packs scored first gets log-probabilities of NaN."""
 
     def chunks(self, scored_tokens: Sequence[int]) -> list[int]:
         return [1 for _ in scored_tokens]
 
     def score(self, batch: PackTensors, chunks: int) -> tuple[Tensor, Tensor]:
+        broken = len(self.with_gradient) == self.nan_pack
         self.with_gradient.append(torch.is_grad_enabled())
-        return self.policy(batch.ids_T, batch.positions_T, batch.end_T, batch.rows_R, batch.targets_R, chunks)
+        logprobs_R, entropy_R = self._scores(self.policy, batch)
+        return logprobs_R * float("nan") if broken else logprobs_R, entropy_R
+
+    def reference(self, batch: PackTensors, chunks: int) -> Tensor:
+        with torch.no_grad():
+            return self._scores(self.start, batch)[0]
+
+    def _scores(self, policy: PackedPolicy, batch: PackTensors) -> tuple[Tensor, Tensor]:
+        return policy(batch.ids_T, batch.positions_T, batch.end_T, batch.rows_R, batch.targets_R, 1)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         loss.backward()
@@ -116,6 +129,29 @@ def test_metrics_of_the_first_step_are_on_policy_and_compare_with_the_engine() -
     assert plain["learner/mismatch_kl"] == pytest.approx(metrics["learner/mismatch_kl"])
     assert plain["learner/approx_kl"] == pytest.approx(metrics["learner/mismatch_kl"])
     assert "learner/tis_weight" not in plain
+
+
+def test_the_larger_number_keeps_nan() -> None:
+    assert larger(1.0, 2.0) == larger(2.0, 1.0) == 2.0
+    assert math.isnan(larger(1.0, math.nan))
+    assert math.isnan(larger(math.nan, 1.0))
+    assert larger(math.inf, 1.0) == math.inf
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_nan_from_the_learner_shows_in_the_comparison_with_the_engine(place: int) -> None:
+    loss = LossConfig(kl_coef=0.0)
+    metrics = run(PlainEngine(nan_pack=place), loss, mini_batches(loss))
+    assert metrics["learner/skipped_steps"] == 1
+    assert math.isnan(metrics["learner/mismatch_max_abs_logprob_diff"])
+    assert math.isnan(metrics["learner/mismatch_kl"])
+
+
+def test_the_divergence_is_logged_only_where_there_is_a_reference() -> None:
+    with_kl, without = LossConfig(kl_coef=0.1), LossConfig(kl_coef=0.0)
+    found = run(PlainEngine(), with_kl, mini_batches(with_kl), epochs=2)
+    assert found["learner/kl_reference"] > 0
+    assert "learner/kl_reference" not in run(PlainEngine(), without, mini_batches(without), epochs=2)
 
 
 @pytest.mark.parametrize("other_rank", [False, True])
