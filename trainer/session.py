@@ -8,7 +8,6 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -100,16 +99,13 @@ class Session:
     ) -> Harvest:
         """Grows one forest under weights `version`; a replaced actor gets those weights before it joins.
 
-        Raises RuntimeError when more branches than `env.max_error_share` ended in an environment error. `before` is
-        what earlier collections of the same step cost; its branches count in that share, since a further collection may
-        be too small for one failed branch to mean anything.
+        Raises RuntimeError when more branches than `env.max_error_share` ended in an environment error, those of
+        `before` included: what earlier collections of the same step cost.
         """
         self.progress.phase(phase.partition("-")[0], total=len(tasks) * rules.roots * rules.leaves_per_tree)
         spec = collection_spec(self.config, phase, tasks, rules, temperature)
         harvest = self.fleet.collect(spec, self._show, rejoin=lambda: self.pusher.push(version))
-        so_far = replace(harvest.ledger)
-        so_far.add(before or Ledger())
-        check_failures(phase, so_far, harvest.failures, self.config.env.max_error_share)
+        check_failures(phase, harvest.ledger, harvest.failures, self.config.env.max_error_share, before)
         return harvest
 
     def _show(self, progress: CollectionProgress) -> None:

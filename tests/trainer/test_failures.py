@@ -27,6 +27,21 @@ def test_few_failed_branches_are_a_warning(caplog):
     assert caplog.messages == [f"20.0% of the branches of train-1 failed, e.g. {NOTES[0]}"]
 
 
+def test_the_share_is_that_of_the_step_so_far(caplog):
+    """1 of 2 branches failed in the further collection, 3 of 18 before it: 4 of 20 are no more than accepted."""
+    caplog.set_level(logging.WARNING)
+    before = Ledger(branches=18, branches_failed=3)
+    check_failures("train-1-resample-1", Ledger(branches=2, branches_failed=1), NOTES, 0.2, before)
+    assert caplog.messages == [f"20.0% of the branches of train-1 failed, e.g. {NOTES[0]}"]
+    with pytest.raises(RuntimeError, match=r"25% of the branches of train-1 ended"):
+        check_failures("train-1-resample-2", Ledger(branches=2, branches_failed=2), NOTES, 0.2, before)
+
+
+def test_failures_of_an_earlier_collection_are_not_told_again(caplog):
+    check_failures("train-1-resample-1", Ledger(branches=2), (), 0.2, Ledger(branches=18, branches_failed=3))
+    assert caplog.messages == []
+
+
 def test_no_failed_branch_says_nothing(caplog):
     check_failures("train-1", Ledger(branches=10), (), 0.0)
     check_failures("eval-0", Ledger(), (), 0.0)
