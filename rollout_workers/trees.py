@@ -69,15 +69,6 @@ def depths(tree: Tree) -> list[int]:
     return found
 
 
-def descendant_leaves(tree: Tree) -> list[list[int]]:
-    """For each node the leaves of its subtree, ascending; a leaf lists itself. Cost: nodes + leaves x depth."""
-    under: list[list[int]] = [[] for _ in tree.nodes]
-    for leaf in leaves(tree):
-        for index in path(tree, leaf):
-            under[index].append(leaf)
-    return under
-
-
 def backup_sum(tree: Tree, at_leaf: Mapping[int, float]) -> list[float]:
     """For each node the sum of `at_leaf` over its subtree, by one reversed scan; nodes not in the mapping add 0."""
     total = [at_leaf.get(index, 0.0) for index in range(len(tree.nodes))]

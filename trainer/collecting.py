@@ -66,8 +66,8 @@ def collect_step(config: RunConfig, step: int, tasks: Sequence[Task], collect: C
         missing = config.tasks_per_step - len(live)
         if rule.dead_groups != "resample" or rounds == rule.resample_rounds or not missing:
             break
-        seed = derive_seed(config.seed, "resample", step, rounds + 1)
-        wanted = replacements(tasks, {group.task.id for group in forest}, missing, seed)
+        used = {group.task.id for group in forest}
+        wanted = replacements(tasks, used, missing, seed=config.seed, step=step, number=rounds + 1)
         if wanted:
             rounds += 1
             phase = f"train-{step}-resample-{rounds}"
@@ -81,12 +81,14 @@ def collect_step(config: RunConfig, step: int, tasks: Sequence[Task], collect: C
     return StepHarvest(forest=forest, credit=credit, trained=trained, ledger=ledger, stats=stats)
 
 
-def replacements(tasks: Sequence[Task], used: Collection[str], count: int, seed: int) -> tuple[Task, ...]:
+def replacements(
+    tasks: Sequence[Task], used: Collection[str], count: int, *, seed: int, step: int, number: int
+) -> tuple[Task, ...]:
     """`count` tasks drawn without replacement from those whose id is not in `used`; fewer if there are not so many.
 
-    The draw depends on `seed` and on the order of `tasks` only: `collect_step` derives the seed from the run's seed,
-    the step and the round, so that a repeated or resumed run draws the same. The order of the following steps does not
-    change, so a task that replaced another one is also trained in the step that it belongs to.
+    The draw depends on the run's `seed`, the `step`, the `number` of the round (from 1) and the order of `tasks` only,
+    so that a repeated or resumed run draws the same. The order of the following steps does not change, so a task that
+    replaced another one is also trained in the step that it belongs to.
     """
     free = [task for task in tasks if task.id not in used]
-    return tuple(random.Random(seed).sample(free, min(count, len(free))))
+    return tuple(random.Random(derive_seed(seed, "resample", step, number)).sample(free, min(count, len(free))))

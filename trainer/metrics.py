@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from rollout_workers import trees
 from rollout_workers.types import Forest, Ledger
-from trainer.advantages import TreeAdvantages, is_dead, leaf_rewards
+from trainer.advantages import TreeAdvantages, leaf_rewards
 from trainer.credit import contributes
 
 
@@ -44,8 +44,8 @@ def collection_metrics(forest: Forest, ledger: Ledger, seconds: float) -> dict[s
 def reward_stats(forest: Forest, credit: Sequence[Sequence[TreeAdvantages]]) -> dict[str, float]:
     """`reward/*` of one step; `credit` is parallel to `forest`.
 
-    Shares without signal: `dead_groups` of the tasks, all of whose advantages are 0; `dead_trees` of the trees whose
-    leaves all have the same reward; `dead_leaves` of the rewarded leaves that give no token of their path an advantage.
+    Shares without signal: `dead_trees` of the trees whose leaves all have the same reward; `dead_leaves` of the
+    rewarded leaves that give no token of their path an advantage.
     """
     rewards = [list(leaf_rewards(tree).values()) for group in forest for tree in group.trees]
     flat = [reward for tree in rewards for reward in tree]
@@ -56,7 +56,6 @@ def reward_stats(forest: Forest, credit: Sequence[Sequence[TreeAdvantages]]) -> 
     stats = {
         "reward/leaves": float(len(flat)),
         "reward/leaves_without_reward": float(len(nodes) - len(flat)),
-        "reward/dead_groups": sum(map(is_dead, credit)) / max(len(credit), 1),
         "reward/dead_trees": sum(len(set(tree)) < 2 for tree in rewards) / max(len(rewards), 1),
         "reward/dead_leaves": idle / max(len(flat), 1),
     }

@@ -45,7 +45,17 @@ def check_files(config: RunConfig) -> Findings:
     problems += [*_corpus_problems(config), *_reward_problems(config), *_path_problems(config)]
     if problems:
         raise ConfigError(problems)
-    return Findings(train_tasks=train, eval_tasks=held_out, notes=(*notes, *config.notes))
+    return Findings(
+        train_tasks=train, eval_tasks=held_out, notes=(*notes, *config.notes, *_resample_notes(config, train))
+    )
+
+
+def _resample_notes(config: RunConfig, train: int) -> Iterator[str]:
+    if config.advantage.dead_groups == "resample" and config.tasks_per_step == train:
+        yield (
+            f"Note: advantage.dead_groups=resample has nothing to draw with tasks_per_step={train}, since "
+            f"env.train_tasks={config.env.train_tasks} has no other tasks: dead groups are left out as under drop."
+        )
 
 
 def _count_tasks(key: str, path: Path) -> tuple[int, list[str]]:

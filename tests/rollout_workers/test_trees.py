@@ -45,7 +45,6 @@ def test_shape_questions(tree: Tree) -> None:
     assert trees.path(tree, 5) == [0, 1, 4, 5]
     assert trees.path(tree, 0) == [0]
     assert trees.depths(tree) == [0, 1, 2, 1, 2, 3]
-    assert trees.descendant_leaves(tree) == [[2, 3, 5], [2, 5], [2], [3], [5], [5]]
     assert trees.preorder(tree) == [0, 1, 2, 4, 5, 3]
 
 

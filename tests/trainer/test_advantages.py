@@ -285,8 +285,7 @@ def test_stats() -> None:
     assert stats["reward/mean"] == 0.5
     assert stats["reward/std"] == pytest.approx(math.sqrt(0.125))
     assert stats["reward/score"] == 0.5
-    assert stats["reward/dead_groups"] == 0.5
     assert stats["reward/dead_trees"] == 1.0
     assert stats["reward/dead_leaves"] == 0.5
     assert stats["reward/leaves_without_reward"] == 1.0
-    assert reward_stats([], [])["reward/dead_groups"] == 0.0
+    assert reward_stats([], [])["reward/dead_trees"] == 0.0

@@ -138,9 +138,15 @@ def test_resampling_is_fixed_by_seed_step_and_round() -> None:
         collect_step(settings("resample", rounds=2, seed=seed), step, TASKS, fleet.collect)
         return [tasks for _, tasks in fleet.calls]
 
-    assert draws(0, 1) == draws(0, 1)
-    assert draws(0, 1)[1:] != draws(0, 2)[1:]
-    assert draws(0, 1)[1:] != draws(1, 1)[1:]
+    def further(used: set[str], seed: int, step: int, number: int) -> list[str]:
+        return [task.id for task in replacements(TASKS, used, 4, seed=seed, step=step, number=number)]
+
+    for seed, step in ((0, 1), (0, 2), (1, 1)):
+        first, second, third = draws(seed, step)
+        assert second == further({*first}, seed, step, 1)
+        assert third == further({*first, *second}, seed, step, 2)
+    others = [further({"0", "1"}, *which) for which in ((0, 1, 1), (1, 1, 1), (0, 2, 1), (0, 1, 2))]
+    assert len(set(map(tuple, others))) == 4
     assert len({task for round_ in draws(0, 1) for task in round_}) == 12, "no task twice in a step"
 
 
@@ -176,7 +182,8 @@ def test_a_step_without_a_live_group_has_no_packs() -> None:
 
 
 def test_replacements() -> None:
-    found = replacements(TASKS, {"0", "1"}, 5, seed=7)
-    assert found == replacements(TASKS, {"1", "0"}, 5, seed=7)
+    place = {"seed": 7, "step": 1, "number": 1}
+    found = replacements(TASKS, {"0", "1"}, 5, **place)
+    assert found == replacements(TASKS, {"1", "0"}, 5, **place)
     assert len({task.id for task in found} - {"0", "1"}) == 5
-    assert replacements(TASKS, {task.id for task in TASKS}, 5, seed=7) == ()
+    assert replacements(TASKS, {task.id for task in TASKS}, 5, **place) == ()

@@ -58,6 +58,17 @@ def test_a_good_world(world):
     assert check_files(compose(overrides(world))) == Findings(train_tasks=16, eval_tasks=3)
 
 
+def test_resampling_without_further_tasks_is_noted(world):
+    fifteen, sixteen = (
+        check_files(compose([*overrides(world), "advantage.dead_groups=resample", f"tasks_per_step={count}"])).notes
+        for count in (15, 16)
+    )
+    assert fifteen == ()
+    assert [note.partition(", since")[0] for note in sixteen] == [
+        "Note: advantage.dead_groups=resample has nothing to draw with tasks_per_step=16"
+    ]
+
+
 @pytest.mark.parametrize(
     ("override", "start"),
     [

@@ -244,7 +244,7 @@ function sections() {
           ...share,
           note: "Tasks whose advantages are all 0, and trees whose paths all got the same reward.",
           series: [
-            { name: "reward/dead_groups|reward/dead_group_share", label: "tasks", color: "var(--c5)" },
+            { name: "reward/dead_groups", label: "tasks", color: "var(--c5)" },
             { name: "reward/dead_trees", label: "trees", color: "var(--c4)" },
           ],
         },
