@@ -1,6 +1,8 @@
 """Turns the outcome of a trajectory into one reward, and refuses rewards that no training can use.
 
-An environment gives every reward function to `CheckedReward`, the one place that judges what comes back.
+An environment gives every reward function to `CheckedReward`, the one place that judges what comes back. It also
+catches whatever the function raises, though the branch that runs the environment would: only here are the name of the
+function and its accepted range known, and the functions are called without a branch too (demonstrations, own scripts).
 """
 
 import importlib

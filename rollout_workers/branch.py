@@ -1,7 +1,7 @@
 """One branch: from a node to the end of its trajectory (generate → environment step → observation → generate …).
 
 Knows neither Ray nor vLLM. Its broad `except` makes a value (`EndReason.ENV_ERROR`) of whatever an environment raises,
-so that a faulty task can't end a run.
+so that a faulty task can't end a run. For what a user's reward function raises, `envs.rewards` has one of its own.
 """
 
 import asyncio

@@ -26,7 +26,8 @@ def leaf_weights(
 ) -> Weights:
     """Weight of every leaf that has a reward; w multiplies the loss of each token of the leaf's path.
 
-    With B tasks, G leaves of the task and |H| sampled tokens of the leaf (leaves without a reward count nowhere):
+    With B tasks, G leaves of the task and |H| sampled tokens of the leaf (leaves without a reward count nowhere; one
+    with a reward but without a sampled token has weight 0 and counts in G, since it is an outcome like any other):
     `seq_mean` 1/(B*G*|H|), the mean over tasks of the mean over leaves of the mean over tokens (Tree-GRPO);
     `token_mean` 1/sum of |H| over the batch, one constant; `dr_grpo` 1/(B*G*loss.dr_grpo_length).
     """

@@ -78,6 +78,13 @@ def test_leaf_weights(loss: LossConfig, expected: list[float]) -> None:
     assert list(leaf_weights(drawn(), ADVANTAGES, loss)[0][0].values()) == pytest.approx(expected)
 
 
+def test_a_leaf_without_a_sampled_token_counts_among_the_leaves() -> None:
+    """Leaf 3 becomes empty: G stays 3, so the others keep 1/9."""
+    forest = drawn()
+    forest[0].trees[0].nodes[3] = node(0, (), reward=0.0)
+    assert leaf_weights(forest, ADVANTAGES, LossConfig())[0][0] == pytest.approx({2: 1 / 9, 3: 0.0, 4: 1 / 9})
+
+
 def test_leaves_without_advantage_count_nowhere() -> None:
     weights = leaf_weights(drawn(), [[LEAVES({2: 1.0, 3: -1.0})]], LossConfig())[0][0]
     assert weights == pytest.approx({2: 1 / 6, 3: 1 / 4})
