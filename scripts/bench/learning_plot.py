@@ -84,7 +84,7 @@ def _gain(axes: Axes, curves: Sequence[Curve]) -> None:
             axes.plot(grid, gains.T, color=colour, lw=0.8, alpha=0.6)
         marks = np.linspace(0, GRID - 1, 7).astype(int).tolist()
         axes.plot(grid, gains.mean(axis=0), line, color=colour, lw=2, marker=marker, ms=4.5, markevery=marks)
-    axes.set_title("success minus that of chains, same seed (thin: trees, each seed)", fontsize=10)
+    axes.set_title("gain on chains, same seed (thin: each seed of trees)", fontsize=10)
     _plain(axes)
 
 
