@@ -31,7 +31,7 @@ from scripts.bench.trl_side import PINS, TrlProcess
 
 Row = dict[str, object]
 COLUMNS = ("name", "flat_tokens", "unique_tokens", "flat_s", "tree_s", "speedup", "efficiency")
-MORE_COLUMNS = ("tree_peak_bytes", "flat_peak_bytes", "trl_s", "speedup_vs_trl")
+MORE_COLUMNS = ("work_bound", "tree_peak_bytes", "flat_peak_bytes", "trl_s", "speedup_vs_trl")
 
 
 def measure(model: Path, shapes: Sequence[Shape], repeats: int, trl: TrlProcess | None) -> list[Row]:
@@ -46,6 +46,7 @@ def measure(model: Path, shapes: Sequence[Shape], repeats: int, trl: TrlProcess 
         worst = float((tree.gradient() - flat.gradient()).norm() / flat.gradient().norm())
         assert worst < 1e-4, f"the layouts disagree by {worst}"
         row = result(shape, tree, seconds) | {"gradient_difference": worst}
+        row["work_bound"] = flat.work() / tree.work() / token_ratio(tree)
         row |= {
             f"{side}_peak_bytes": peak(model, shape, layout) for side, layout in (("tree", "auto"), ("flat", "flat"))
         }
@@ -77,11 +78,17 @@ def result(shape: Shape, tree: Pass, seconds: Mapping[str, float]) -> Row:
         "flat_s": seconds["flat"],
         "tree_s": seconds["tree"],
         "speedup": speedup,
-        "efficiency": speedup / (stats["tree/flat_tokens"] / stats["tree/unique_tokens"]),
+        "efficiency": speedup / token_ratio(tree),
     }
     if "trl" in seconds:
         row |= {"trl_s": seconds["trl"], "speedup_vs_trl": seconds["trl"] / seconds["tree"]}
     return row
+
+
+def token_ratio(one: Pass) -> float:
+    """Tokens of one row per leaf over unique tokens."""
+    stats = one.packed.stats
+    return stats["tree/flat_tokens"] / stats["tree/unique_tokens"]
 
 
 def peak(model: Path, shape: Shape, layout: str) -> int:
@@ -117,9 +124,10 @@ clip and dual clip, no KL.
 
 - `flat_s`: one row per leaf (`learner.layout=flat`), rows end to end without padding. `tree_s`: `learner.layout=auto`.
   Both have the same `learner.max_tokens_per_pack`, which the JSON beside this page lists.
-- `efficiency` is the speed-up over flat divided by flat ÷ unique tokens: 1 if every saved token saved its time. What it
-  loses goes to attention: unique tokens stand later on their paths than repeated ones, so each sees more
-  ([method.md](../method.md), Layouts).
+- `efficiency` is the speed-up over flat divided by flat ÷ unique tokens: 1 if every saved token saved its time.
+  `work_bound` is the same with floating-point operations in place of seconds: the most that `efficiency` is if
+  operations are as fast in both. Unique tokens stand later on their paths than repeated ones, so each sees more
+  ([method.md](../method.md), Layouts), and more of them are sampled ones, which need logits.
 - peak bytes: most resident memory during a pass, over model and gradients, each in a fresh process.
 - `trl_s`: {trl}, its `GRPOTrainer.compute_loss` and backward on the same rows with the same advantages, without KL.
 """

@@ -125,6 +125,25 @@ class Pass:
             loss.backward()  # type: ignore[no-untyped-call]
         return time.perf_counter() - started
 
+    def work(self) -> float:
+        """Floating-point operations of a forward pass, of which a backward pass takes the same multiple in any layout.
+
+        2 per weight of the layers' matrices and token; 4 per attention pair, head and dimension; 2 per weight of the
+        output layer and scored token.
+        """
+        lm = self._policy.lm
+        config = lm.config.get_text_config()
+        ends = {id(lm.get_input_embeddings().weight), id(self._policy.output_layer().weight)}
+        matrices = sum(p.numel() for p in lm.parameters() if p.ndim == 2 and id(p) not in ends)
+        pair = 4 * config.hidden_size * config.num_hidden_layers
+        output = 2 * config.hidden_size * config.vocab_size
+        return float(
+            sum(
+                2 * matrices * pack.tokens + pair * (pack.positions + 1).sum() + output * pack.scored.sum()
+                for pack in self._packs
+            )
+        )
+
     def gradient(self) -> torch.Tensor:
         """All gradients of the last pass as one vector."""
         return torch.cat([p.grad.flatten() for p in self._policy.parameters() if p.grad is not None])
