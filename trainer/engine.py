@@ -115,11 +115,11 @@ class LearnerEngine:
             return policy
         return _initialize(policy, inference_settings(self._config, self.parameters))
 
-    def chunks(self, trained_tokens: Sequence[int]) -> list[int]:
+    def chunks(self, scored_tokens: Sequence[int]) -> list[int]:
         """How many parts each pack's logits are computed in: the largest need of any rank (a collective)."""
         vocabulary = self._engine.module.lm.config.get_text_config().vocab_size
         rows = max(self._logits_at_once // vocabulary, 1)
-        return [int(value) for value in self.reduce([max(-(-n // rows), 1) for n in trained_tokens], "max")]
+        return [int(value) for value in self.reduce([max(-(-n // rows), 1) for n in scored_tokens], "max")]
 
     def score(self, batch: PackTensors, chunks: int = 1) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the pack's trained tokens under the policy."""

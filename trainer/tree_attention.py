@@ -11,10 +11,10 @@ a cache, which gradient checkpointing switches off, and one forward call per dep
 on every rank. Here only attention knows about trees: the model runs once over the row, with its usual hooks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ LEVEL = "espalier_level"
 """Name of `level_attention` among transformers' attention implementations."""
 FLAT = "espalier_flat"
 """Name of `flat_attention` there."""
+AttentionFunction: TypeAlias = Callable[..., tuple[Tensor, None]]
+"""What transformers calls in every layer: (module, query, key, value, mask, and more by name)."""
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
 """Arguments by which a layer asks for an attention that only its own implementation has."""
 
@@ -61,47 +63,50 @@ def _ranges(ascending: Ints) -> tuple[tuple[int, int], ...]:
     return tuple((int(part[0]), int(part[-1]) + 1) for part in parts)
 
 
-def level_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    segments: Sequence[Segment] | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """Attention of one row (1, heads, T, D) by segments; returns (1, T, heads, D) as transformers wants it.
+def _attention(rows: Callable[[Tensor, Tensor, Tensor, Sequence[Segment], float], Tensor]) -> AttentionFunction:
+    """`rows`, which maps (query, key, value, segments, scale) to (1, heads, T, D), as transformers calls attention.
 
-    Raises ValueError where the layer wants more than scaled dot products, or does not hand on `segments`.
+    The result takes one row (1, heads, T, D) and returns (1, T, heads, D). It raises ValueError where the layer wants
+    more than scaled dot products, or does not hand on `segments`.
     """
-    cut = _checked(segments, query, dropout, others)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        segments: Sequence[Segment] | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        cut = _checked(segments, query, dropout, others)
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return rows(query, key, value, cut, scale).transpose(1, 2), None
+
+    return attention
+
+
+def _by_segments(query: Tensor, key: Tensor, value: Tensor, cut: Sequence[Segment], scale: float) -> Tensor:
     out: Tensor = _SegmentAttention.apply(query, key, value, cut, scale)  # type: ignore[no-untyped-call]
-    return out.transpose(1, 2), None
+    return out
 
 
-def flat_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    segments: Sequence[Segment] | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """The same for rows that share nothing: torch's causal attention on each, without padding and without a mask."""
-    cut = _checked(segments, query, dropout, others)
+def _by_rows(query: Tensor, key: Tensor, value: Tensor, cut: Sequence[Segment], scale: float) -> Tensor:
+    """For rows that share nothing: torch's causal attention on each, without padding and without a mask."""
     assert not any(segment.prefix for segment in cut), "layout flat takes packs of single paths"
     lengths = [segment.stop - segment.start for segment in cut]
     rows = zip(*(torch.split(states, lengths, 2) for states in (query, *_repeated(query, key, value))), strict=True)
-    parts = [F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling).transpose(1, 2) for q, k, v in rows]
-    return torch.cat(parts, 1), None
+    parts = [F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2) for q, k, v in rows]
+    return torch.cat(parts, 1).transpose(1, 2)  # in memory as `attention` returns it, so that nothing is copied again
+
+
+level_attention = _attention(_by_segments)
+"""Attention of a row by segments."""
+flat_attention = _attention(_by_rows)
+"""Attention of a row whose paths share nothing."""
 
 
 def _checked(cut: Sequence[Segment] | None, query: Tensor, dropout: float, others: dict[str, Any]) -> Sequence[Segment]:
