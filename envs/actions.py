@@ -1,17 +1,12 @@
 """Reads agent steps: which action a text holds, and whether it keeps to the format.
 
-The format is a thought, then exactly one action: `<think>…</think>` and `<search>…</search>` or `<answer>…</answer>`,
-with nothing but white space around them. It knows nothing of chat templates.
+A format is a thought, then exactly one action: `<think>…</think>` and one of the environment's own tags, with nothing
+but white space around them. It knows nothing of chat templates.
 """
 
 import re
 from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Literal, TypeAlias
-
-ActionKind: TypeAlias = Literal["search", "answer"]
-TAG = re.compile(r"<(/?)(think|search|answer|information|last)(/?)>")
-ACTION = re.compile(r"<(search|answer)>((?:(?!<(?:search|answer)>).)*?)</\1>", re.DOTALL)
+from functools import cached_property
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,63 +15,82 @@ class Action:
 
     think: str
     """Text of the first thought, stripped; empty without one."""
-    kind: ActionKind | None
-    """None when the step holds no complete action with content."""
+    kind: str | None
+    """Tag of the action, e.g. `"search"`; None when the step holds no complete action with content."""
     content: str
-    """The query or the answer, stripped, e.g. `"Ulm"`; empty when `kind` is None."""
+    """The query, the answer or the command, stripped, e.g. `"Ulm"`; empty when `kind` is None."""
     well_formed: bool
-    """True when the step is exactly one thought and one action."""
+    """True when the step is one thought (where the format asks for it) and one action."""
 
 
-class Place(Enum):
-    """Where the format check is in the text."""
+@dataclass(frozen=True, kw_only=True)
+class StepFormat:
+    """The tags of one environment's steps, and the checks made from them."""
 
-    START = auto()
-    THOUGHT = auto()
-    BETWEEN = auto()
-    SEARCH = auto()
-    ANSWER = auto()
-    END = auto()
+    kinds: tuple[str, ...]
+    """Tags of actions, e.g. `("search", "answer")`."""
+    marks: tuple[str, ...] = ()
+    """Tags that only the environment writes, e.g. `("information", "last")`."""
+    thought_required: bool = True
+    """Whether a step without a thought breaks the format."""
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that close a step, e.g. `("</search>", "</answer>")`."""
+        return tuple(f"</{kind}>" for kind in self.kinds)
+
+    @cached_property
+    def tag(self) -> re.Pattern[str]:
+        """Finds every tag of the environment."""
+        return re.compile(rf"<(/?)({'|'.join(('think', *self.kinds, *self.marks))})(/?)>")
+
+    @cached_property
+    def action(self) -> re.Pattern[str]:
+        """Finds complete actions."""
+        kinds = "|".join(self.kinds)
+        return re.compile(rf"<({kinds})>((?:(?!<(?:{kinds})>).)*?)</\1>", re.DOTALL)
+
+    @cached_property
+    def moves(self) -> dict[tuple[str, str], str]:
+        """(place, tag) → next place. These tags may follow; every other tag of the environment breaks the format."""
+        made = {("start", "<think>"): "thought", ("thought", "</think>"): "between"}
+        for kind in self.kinds:
+            made |= {("between", f"<{kind}>"): kind, (kind, f"</{kind}>"): "end"}
+            if not self.thought_required:
+                made["start", f"<{kind}>"] = kind
+        return made
 
 
-MOVES: dict[tuple[Place, str], Place] = {
-    (Place.START, "<think>"): Place.THOUGHT,
-    (Place.THOUGHT, "</think>"): Place.BETWEEN,
-    (Place.BETWEEN, "<search>"): Place.SEARCH,
-    (Place.BETWEEN, "<answer>"): Place.ANSWER,
-    (Place.SEARCH, "</search>"): Place.END,
-    (Place.ANSWER, "</answer>"): Place.END,
-}
-"""The only tags that may follow each place; every other tag of the environment breaks the format."""
-FREE_TEXT = frozenset({Place.THOUGHT, Place.SEARCH, Place.ANSWER})
-"""Places where text other than white space may stand."""
+SEARCH = StepFormat(kinds=("search", "answer"), marks=("information", "last"))
+"""`<think>…</think><search>…</search>` or `<think>…</think><answer>…</answer>`."""
+COMMAND = StepFormat(kinds=("act",), marks=("obs",), thought_required=False)
+"""`<think>…</think><act>…</act>`; the thought may be left out."""
 
 
-def parse_action(text: str) -> Action:
+def parse_action(text: str, form: StepFormat = SEARCH) -> Action:
     """Reads any text. The action is the last complete one, so that a sloppy step still acts; see `well_formed`.
 
     `"<think> a </think><search> Ulm </search>"` gives `Action("a", "search", "Ulm", True)`.
     """
     think, closing, _ = text.partition("<think>")[2].partition("</think>")
     think = think.strip() if closing else ""
-    for match in reversed(list(ACTION.finditer(text))):
+    for match in reversed(list(form.action.finditer(text))):
         if content := match[2].strip():
-            kind: ActionKind = "search" if match[1] == "search" else "answer"
-            return Action(think=think, kind=kind, content=content, well_formed=well_formed(text))
+            return Action(think=think, kind=match[1], content=content, well_formed=well_formed(text, form))
     return Action(think=think, kind=None, content="", well_formed=False)
 
 
-def well_formed(text: str) -> bool:
+def well_formed(text: str, form: StepFormat = SEARCH) -> bool:
     """The format check: a state machine over the tags, in one pass over the text."""
-    place, read_to = Place.START, 0
-    for tag in TAG.finditer(text):
-        if place not in FREE_TEXT and text[read_to : tag.start()].strip():
-            return False
-        following = MOVES.get((place, tag[0]))
+    place, read_to = "start", 0
+    for tag in form.tag.finditer(text):
+        if place not in ("thought", *form.kinds) and text[read_to : tag.start()].strip():
+            return False  # only a thought and an action may hold text
+        following = form.moves.get((place, tag[0]))
         if following is None:
             return False
         place, read_to = following, tag.end()
-    return place is Place.END and not text[read_to:].strip()
+    return place == "end" and not text[read_to:].strip()
 
 
 def neutralise(text: str) -> str:

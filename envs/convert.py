@@ -19,8 +19,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         count = convert(options.out, options.inputs, question=options.question, answers=options.answers)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:  # of reading, it would be a ValueError
+        print(f"error: {options.out} cannot be written: {error.strerror or error}", file=sys.stderr)
         return 2
     print(f"Wrote {count} tasks to {options.out}.")
     return 0

@@ -7,8 +7,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from envs.facts import City, Country, Facts
+from envs.json_lines import json_lines
 from envs.names import name_key
 
 
@@ -71,28 +73,39 @@ def write_corpus(path: Path, facts: Facts) -> int:
 
 
 def read_corpus(path: Path) -> list[Passage]:
-    """Reads a corpus file; fields other than id, title and text are ignored, a missing title is empty.
+    """Reads a corpus file; fields other than id, title and text are ignored, a missing title or id is empty.
 
-    Raises ValueError naming file and line when the file cannot be read or a line is not such an object.
+    Raises ValueError naming file and line when the file cannot be read, a line is not such an object, or an id is used
+    twice.
     """
-    passages = []
+    return list(passages(path))
+
+
+def passages(path: Path) -> Iterator[Passage]:
+    """The documents of a corpus file one by one; raises as `read_corpus` does, and when there is none."""
+    number, lines = 0, dict[str, int]()
     try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    passages.append(_passage(line, f"{path} line {number}"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"corpus {path} cannot be read: {error}") from None
-    if not passages:
+        for number, record in json_lines(path):
+            passage = _passage(record, f"{path} line {number}")
+            if passage.id and (first := lines.setdefault(passage.id, number)) != number:
+                raise ValueError(
+                    f"{path} line {number}: id {passage.id!r} is already used in line {first}; ids must be unique"
+                )
+            yield passage
+    except OSError as error:
+        raise ValueError(f"corpus {path} cannot be read: {error.strerror or error}") from None
+    if not number:
         raise ValueError(f"corpus {path} has no documents; expected one JSON object per line with id, title, text")
-    return passages
 
 
-def _passage(line: str, place: str) -> Passage:
-    try:
-        record = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{place}: not a JSON object: {error}") from None
-    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+def _passage(record: Any, place: str) -> Passage:
+    if not isinstance(record, dict):
         raise ValueError(f"{place}: expected an object with the text fields id, title, text")
-    return Passage(id=str(record.get("id", "")), title=str(record.get("title") or ""), text=record["text"])
+    identifier, title, text = record.get("id", ""), record.get("title") or "", record.get("text")
+    if not isinstance(identifier, str | int):
+        raise ValueError(f"{place}: field 'id' must be a text or a number")
+    if not isinstance(title, str):
+        raise ValueError(f"{place}: field 'title' must be a text")
+    if not isinstance(text, str):
+        raise ValueError(f"{place}: expected an object with the text fields id, title, text")
+    return Passage(id=str(identifier), title=title, text=text)

@@ -7,15 +7,14 @@ first with probability `wrong`. A model that imitates it learns to act, and is l
 
 import argparse
 import asyncio
-import json
 import random
 import re
 import sys
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from envs.demonstration import Demonstration, probability, right_by_level, write_records
 from envs.families import FAMILIES, Family
 from envs.retriever import LocalRetriever
 from envs.rewards import PaperReward
@@ -51,24 +50,6 @@ class Habits:
     """Tool turns; no useless search is made that would leave too few."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Demonstration:
-    """One played task."""
-
-    task: Task
-    segments: list[tuple[str, bool]] = field(default_factory=list)
-    """Text and whether the agent wrote it (and a model is trained on it)."""
-    score: float = 0.0
-
-    def record(self) -> dict[str, object]:
-        """The JSON object of the demonstrations file."""
-        return {
-            "task_id": self.task.id,
-            "messages": [{"role": message.role, "content": message.content} for message in self.task.prompt],
-            "segments": [{"text": text, "train": train} for text, train in self.segments],
-        }
-
-
 def search_step(what: str, query: str) -> str:
     """E.g. `"<think> look up the country </think><search> Germany </search>"`."""
     return f"<think> look up the {what} </think><search> {query} </search>"
@@ -92,10 +73,7 @@ async def demonstrate(env: SearchEnv, task: Task, habits: Habits, rng: random.Ra
         nonlocal state, used
         used += 1
         state, result = await env.step(state, text, turns_left=habits.max_turns - used)
-        demo.segments.append((text, True))
-        if result.observation:
-            demo.segments.append((result.observation, False))
-        return result
+        return demo.add(text, result)
 
     what, entity = "city", city
     for place, relation in enumerate(family.path):
@@ -109,7 +87,7 @@ async def demonstrate(env: SearchEnv, task: Task, habits: Habits, rng: random.Ra
         if match is None:
             raise ValueError(f"task {task.id}: the passage found for {entity!r} does not tell the {relation}")
         what, entity = LOOKED_UP.get(relation, ""), match[1]
-    demo.score = (await act(answer_step(entity))).score or 0.0
+    await act(answer_step(entity))
     return demo
 
 
@@ -131,13 +109,7 @@ async def play_all(tasks: Sequence[Task], corpus: Path, habits: Habits, seed: in
 
 def success_lines(demos: Sequence[Demonstration]) -> list[str]:
     """One line per number of hops, then the total, e.g. `"hops 2: 0.41 of 1333"`."""
-    counts: Counter[object] = Counter()
-    right: Counter[object] = Counter()
-    for demo in demos:
-        for key in (f"hops {demo.task.meta['hops']}", "total"):
-            counts[key] += 1
-            right[key] += demo.score == 1.0
-    return [f"{key}: {right[key] / counts[key]:.3f} of {counts[key]}" for key in sorted(counts, key=str)]
+    return [f"{key}: {share:.3f} of {count}" for key, share, count in right_by_level(demos, "hops")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -147,9 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         tasks = load_tasks(options.tasks, instruction=options.instruction)
         demos = asyncio.run(play_all(tasks, options.corpus, habits, options.seed))
-        with options.out.open("w", encoding="utf-8") as file:
-            for demo in demos:
-                file.write(json.dumps(demo.record(), ensure_ascii=False) + "\n")
+        write_records(options.out, (demo.record() for demo in demos))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -162,19 +132,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tasks", type=Path, required=True, help="task file, e.g. data/quickstart/train.jsonl")
     parser.add_argument("--corpus", type=Path, required=True, help="corpus file, e.g. data/quickstart/corpus.jsonl")
     parser.add_argument("--out", type=Path, required=True, help="JSONL file to write")
-    parser.add_argument("--early", type=_probability, default=0.6, help="probability of answering too early")
-    parser.add_argument("--wrong", type=_probability, default=0.1, help="probability of a useless search first")
+    parser.add_argument("--early", type=probability, default=0.6, help="probability of answering too early")
+    parser.add_argument("--wrong", type=probability, default=0.1, help="probability of a useless search first")
     parser.add_argument("--max-turns", type=int, default=4, help="tool turns, as limits.max_turns")
     parser.add_argument("--instruction", default="", help="text before the question, as env.instruction")
     parser.add_argument("--seed", type=int, default=0)
     return parser
-
-
-def _probability(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a probability between 0 and 1")
-    return value
 
 
 if __name__ == "__main__":

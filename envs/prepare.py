@@ -27,8 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         print(prepare(options.out, options.families, options.hops, options.train, options.heldout, options.seed))
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:  # of reading, it would be a ValueError
+        print(f"error: {options.out} cannot be written: {error.strerror or error}", file=sys.stderr)
         return 2
     return 0
 
@@ -47,6 +50,8 @@ def prepare(
         hops_of(name)
     if train < 1 or heldout < 1:
         raise ValueError(f"--train {train} --heldout {heldout}: both must be at least 1")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file: it must be a folder, which is made when it does not exist")
     made_with: dict[str, Json] = {
         "format": FORMAT,
         "families": list(families),
@@ -56,7 +61,7 @@ def prepare(
         "seed": seed,
         "packages": dict(source_versions()),
     }
-    if _is_there(out, made_with):
+    if is_made(out, made_with, FILES):
         return f"{out} is already there, made with the same parameters; nothing to do."
     facts = facts_of()
     splits = {
@@ -88,14 +93,14 @@ def write_tasks(path: Path, tasks: Sequence[Task]) -> None:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def _is_there(out: Path, made_with: dict[str, Json]) -> bool:
-    """True when the manifest, written last, names the same parameters and every file exists."""
+def is_made(out: Path, made_with: dict[str, Json], files: Sequence[str]) -> bool:
+    """True when the manifest, written last, names the same parameters and every one of `files` exists."""
     try:
         found = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     same = isinstance(found, dict) and found.get("made_with") == made_with
-    return same and all((out / name).is_file() for name in FILES)
+    return same and all((out / name).is_file() for name in files)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,14 +2,19 @@
 
 `python -m envs.retrieval_server --corpus data/quickstart/corpus.jsonl --port 8000` answers `POST /retrieve`
 (see `envs.http_retriever`) and `GET /health`. One thread per connection; the index is read-only, so they need no lock.
-There is no authentication: it binds to this machine only unless `--host` says otherwise.
+There is no authentication: it binds to this machine only unless `--host` says otherwise. It reads no file after the
+start, and a client learns nothing about the process: what fails inside is one sentence outside.
 """
 
 import argparse
+import ipaddress
 import json
 import sys
+import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,6 +28,9 @@ MAX_QUERIES = 512
 MAX_TOPK = 100
 IDLE_S = 30.0
 """A connection that sends nothing for so long is closed."""
+BODY_S = 10.0
+"""Longest time for a body to arrive, however steadily it trickles."""
+UNKNOWN = "unknown address; accepted: POST /retrieve, GET /health"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +99,7 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     timeout = IDLE_S
+    server_version, sys_version = "espalier", ""  # no version of Python in replies
     wbufsize = -1  # headers and body leave in one packet, so that no delayed acknowledgement holds the reply back
     disable_nagle_algorithm = True
     server: RetrievalServer
@@ -100,28 +109,54 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             self._send(200, {"status": "ok"})
         else:
-            self._send(404, {"error": "unknown address; accepted: POST /retrieve, GET /health"})
+            self._send(404, {"error": UNKNOWN})
 
     def do_POST(self) -> None:
         """`/retrieve` searches."""
-        length = self.headers.get("content-length", "")
-        if not (length.isascii() and length.isdigit()):
-            self._refuse(411, "the header content-length is needed")
-        elif len(length) > len(str(MAX_BODY_BYTES)) or int(length) > MAX_BODY_BYTES:
+        lengths = self.headers.get_all("content-length", [])
+        if (
+            "transfer-encoding" in self.headers
+            or len(lengths) != 1
+            or not (lengths[0].isascii() and lengths[0].isdigit())
+        ):
+            self._refuse(411, "one header content-length is needed, and no transfer-encoding")
+        elif len(lengths[0]) > len(str(MAX_BODY_BYTES)) or int(lengths[0]) > MAX_BODY_BYTES:
             self._refuse(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+        elif (body := self._body(int(lengths[0]))) is None:
+            self._refuse(408, f"the body did not arrive within {BODY_S:g} s")
         else:
-            self._retrieve(self.rfile.read(int(length)))
+            self._retrieve(body)
+
+    def _body(self, length: int) -> bytes | None:
+        """The body, or None when it comes too slowly or breaks off."""
+        deadline, body = time.monotonic() + BODY_S, bytearray()
+        while len(body) < length:
+            part = self.rfile.read1(length - len(body))
+            body += part
+            if not part or time.monotonic() > deadline:
+                return None
+        return bytes(body)
 
     def _retrieve(self, body: bytes) -> None:
         if self.path.rstrip("/") != "/retrieve":
-            self._send(404, {"error": "unknown address; accepted: POST /retrieve, GET /health"})
+            self._send(404, {"error": UNKNOWN})
             return
         try:
             request = read_request(body)
         except ValueError as error:
             self._send(400, {"error": str(error)})
             return
-        self._send(200, reply(self.server.retriever, request))
+        try:
+            found = reply(self.server.retriever, request)
+        except Exception:  # whatever the index raises: it goes to the server's own log only
+            traceback.print_exc()
+            self._send(500, {"error": "the search failed; the server's log says why"})
+        else:
+            self._send(200, found)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the base class refuses (another method, a header line that is too long), as JSON like the rest."""
+        self._refuse(code, message or HTTPStatus(code).phrase)
 
     def _refuse(self, status: int, sentence: str) -> None:
         """Answers without reading the body, so the connection cannot be used again."""
@@ -142,6 +177,14 @@ class Handler(BaseHTTPRequestHandler):
         """Silent: training makes thousands of requests a minute."""
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address; of names only `localhost` is known to mean that."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serves until interrupted; returns the exit code (2 for a wrong setting)."""
     parser = argparse.ArgumentParser(prog="python -m envs.retrieval_server", description="Serves a search index.")
@@ -154,6 +197,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, OverflowError) as error:
         print(f"error: cannot serve {options.corpus} on {options.host}:{options.port}: {error}", file=sys.stderr)
         return 2
+    if not is_loopback(options.host):
+        print(
+            f"note: --host {options.host} lets every machine that reaches port {server.server_port} search; "
+            "there is no authentication",
+            file=sys.stderr,
+        )
     print(f"serving {options.corpus} on http://{options.host}:{server.server_port}/retrieve", flush=True)
     with server:
         try:

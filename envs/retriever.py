@@ -76,6 +76,7 @@ class LocalRetriever:
     def find(self, query: str, topk: int) -> list[tuple[Passage, float]]:
         """Up to `topk` passages with their BM25 scores, best first. Never raises for any query text."""
         assert topk >= 1
+        query = query.encode("utf-8", "replace").decode()  # half of a surrogate pair is no character, and matches none
         words = [word for word in name_key(query).split() if len(word) <= LONGEST_WORD][:LONGEST_QUERY]
         if not words:
             return []

@@ -5,13 +5,13 @@ catches whatever the function raises, though the branch that runs the environmen
 function and its accepted range known, and the functions are called without a branch too (demonstrations, own scripts).
 """
 
-import importlib
+import inspect
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
+from envs.dotted_path import check_call, imported
 from envs.types import EndReason
 
 RewardRange: TypeAlias = tuple[float, float]
@@ -33,14 +33,14 @@ class Outcome:
     truths: tuple[str, ...]
     """Accepted answers."""
     answer: str | None
-    """The final answer, None when the agent gave none."""
+    """The final answer, None when the agent gave none. Of a game: how it ended, `"won"`, `"lost"` or `"unfinished"`."""
     score: float
     """Task score in [0, 1]; 0 without an answer."""
     format_ok: bool
-    """True when every step kept to the format and the last one answered."""
+    """True when every step kept to the format and, where answers are asked for, the last one answered."""
     end: EndReason
     tool_calls: int
-    """Searches made on the whole path, e.g. `2`."""
+    """Searches or commands on the whole path, e.g. `2`."""
 
 
 class RewardFn(Protocol):
@@ -137,19 +137,19 @@ def _short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+_EXAMPLE = Outcome(
+    task_id="", truths=(), answer=None, score=0.0, format_ok=True, end=EndReason.TURN_LIMIT, tool_calls=0
+)
+
+
 def custom_reward(path: str) -> RewardFn:
     """The function at a dotted path such as `"my_package.rewards.brevity"`, imported from the import path only.
 
-    Raises ValueError naming the path when it is not a dotted name, cannot be imported or is not callable.
+    Raises ValueError naming the path when it is not a dotted name, cannot be imported or is no function of an outcome.
     """
-    module_name, _, name = path.rpartition(".")
-    if not module_name or not all(part.isidentifier() for part in path.split(".")):
-        raise ValueError(f"env.reward.path {path!r} is not a dotted path such as my_package.rewards.brevity")
-    try:
-        found: Any = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"env.reward.path {path!r} cannot be imported: {error}") from None
-    if not callable(found):
-        raise ValueError(f"env.reward.path {path!r} is not a function; accepted: a function of envs.rewards.Outcome")
-    reward: Callable[[Outcome], float] = found
-    return reward
+    key, accepted = "env.reward.path", "a function of envs.rewards.Outcome"
+    found = imported(key, path, example="my_package.rewards.brevity", what=accepted)
+    if inspect.iscoroutinefunction(found):
+        raise ValueError(f"{key} {path!r} is a coroutine function; accepted: {accepted} that returns a number")
+    check_call(key, path, found, _EXAMPLE)
+    return found

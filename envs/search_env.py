@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, replace
 
-from envs.actions import Action, neutralise, parse_action
+from envs.actions import SEARCH, Action, neutralise, parse_action
 from envs.corpus import Passage
 from envs.retriever import Retriever, RetrieverError
 from envs.rewards import Outcome, RewardError, RewardFn
@@ -38,7 +38,7 @@ class SearchEnv:
     - A failed or slow search, and a reward that cannot be used, end with ENV_ERROR: no reward, and a note.
     """
 
-    stop: tuple[str, ...] = ("</search>", "</answer>")
+    stop: tuple[str, ...] = SEARCH.stop
 
     def __init__(
         self, retriever: Retriever, *, score: Score, reward: RewardFn, topk: int = 1, max_tool_seconds: float = 30.0

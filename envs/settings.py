@@ -1,7 +1,7 @@
 """The `env` section of the configuration, and nothing else."""
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -41,8 +41,6 @@ class RewardSettings(Settings):
     """How an outcome becomes a reward (see `envs.rewards`)."""
 
     kind: Literal["paper", "authors", "custom"] = "paper"
-    score: Literal["em", "f1"] = "em"
-    """What success means: exact match or token F1."""
     format_penalty: float = Field(default=0.2, ge=0, allow_inf_nan=False)
     """Only with `kind: paper` or `authors`: what a broken format costs."""
     path: str | None = None
@@ -65,24 +63,67 @@ class RewardSettings(Settings):
         return self
 
 
-class SearchEnvSettings(Settings):
-    """Question answering with a search tool."""
+class AnswerRewardSettings(RewardSettings):
+    """The same where the outcome is an answer in words."""
 
-    name: Literal["search"]
+    score: Literal["em", "f1"] = "em"
+    """What success means: exact match or token F1."""
+
+
+class WorldSettings(Settings):
+    """What every environment's section has."""
+
+    name: str
+    """Which environment."""
     train_tasks: Path
     """JSONL or Parquet."""
     eval_tasks: Path
-    retriever: RetrieverSettings
-    reward: RewardSettings = RewardSettings()
-    topk: int = Field(default=1, ge=1, le=100)
-    """Passages per search."""
     instruction: str = ""
-    """Text put before the question, e.g. how to answer; the tiny model needs none."""
+    """Text put before the question, e.g. how to answer; the tiny models need none."""
     max_tool_seconds: float = Field(default=30.0, gt=0, allow_inf_nan=False)
-    """A search that takes longer is an environment error."""
+    """A step of the environment that takes longer is an environment error."""
     max_error_share: float = Field(default=0.2, ge=0, le=1)
     """Share of the branches that may end in an environment error, bad rewards included, before the run stops."""
 
 
-EnvSettings: TypeAlias = SearchEnvSettings
-"""Tagged by `name`; a second environment makes it a union."""
+class SearchEnvSettings(WorldSettings):
+    """Question answering with a search tool."""
+
+    name: Literal["search"]
+    retriever: RetrieverSettings
+    reward: AnswerRewardSettings = AnswerRewardSettings()
+    topk: int = Field(default=1, ge=1, le=100)
+    """Passages per search."""
+
+
+class TextWorldEnvSettings(WorldSettings):
+    """Text adventures."""
+
+    name: Literal["textworld"]
+    games: Path = Field(json_schema_extra={"accepted": "the path of a folder"})
+    """Folder of the game files that the tasks name."""
+    score: Literal["progress", "won"] = "progress"
+    """What success means: the share of the game's points, or 1 for a game won and 0 otherwise."""
+    reward: RewardSettings = RewardSettings()
+
+
+class CustomEnvSettings(WorldSettings):
+    """An environment from outside this repository."""
+
+    name: Literal["custom"]
+    path: str = Field(min_length=1, json_schema_extra={"accepted": "a dotted path such as my_package.world.make_env"})
+    """Dotted path of a function that makes the environment, importable in every process."""
+    options: dict[str, Any] = Field(default={}, json_schema_extra={"accepted": "keys and values of your own"})
+    """Given to that function as keyword arguments."""
+
+
+class DecisionEnvSettings(WorldSettings):
+    """The tasks of a decision policy; its world is part of the `decision` section."""
+
+    name: Literal["decision"]
+
+
+EnvSettings: TypeAlias = Annotated[
+    SearchEnvSettings | TextWorldEnvSettings | CustomEnvSettings | DecisionEnvSettings, Field(discriminator="name")
+]
+"""Tagged by `name`."""

@@ -1,16 +1,19 @@
 """Loads tasks from JSONL and Parquet files: fields id, prompt, truth and, if wanted, meta."""
 
-import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from envs.json_lines import MAX_LINE_BYTES, json_lines
 from envs.types import Message, Task
 
 REQUIRED = ("id", "prompt", "truth")
 ROLES = ("system", "user", "assistant", "tool")
+ROWS_AT_ONCE = 1024
+"""Of Parquet."""
 
 
 def load_tasks(path: Path, *, instruction: str = "", limit: int | None = None) -> list[Task]:
@@ -64,20 +67,12 @@ def read_records(path: Path) -> Iterator[tuple[str, Any]]:
     if path.suffix not in (".jsonl", ".parquet"):
         raise ValueError(f"{path}: unknown kind of task file; accepted: .jsonl, .parquet")
     try:
-        yield from _parquet(path) if path.suffix == ".parquet" else _jsonl(path)
+        if path.suffix == ".parquet":
+            yield from _parquet(path)
+        else:
+            yield from ((f"line {number}", record) for number, record in json_lines(path))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                yield f"line {number}", json.loads(line.decode("utf-8"))
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path} line {number}: not a JSON object: {error}") from None
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
@@ -86,12 +81,32 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
         import pyarrow.parquet  # type: ignore[import-untyped]
     except ImportError:
         raise ValueError(f"{path} needs pyarrow, which is not installed; run: pip install pyarrow") from None
+    number = 0
     try:
-        rows = pyarrow.parquet.read_table(path).to_pylist()
+        with path.open("rb") as file:
+            for batch in pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=ROWS_AT_ONCE):
+                _check_sizes(batch, f"{path} row", number)
+                try:
+                    rows = batch.to_pylist()
+                except (ValueError, OverflowError) as error:  # e.g. text that is not UTF-8, a date in the year 300000
+                    raise pyarrow.ArrowInvalid(str(error)) from None
+                for row in rows:
+                    number += 1
+                    yield f"row {number}", {name: value for name, value in row.items() if value is not None}
     except pyarrow.ArrowException as error:
-        raise ValueError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
-    for number, row in enumerate(rows, start=1):
-        yield f"row {number}", {name: value for name, value in row.items() if value is not None}
+        first = str(error).splitlines()[0].partition(". ")[0]
+        raise ValueError(f"{path} cannot be read as Parquet: {first}") from None
+
+
+def _check_sizes(batch: Any, place: str, before: int) -> None:
+    """Refuses a row of more bytes than a line of JSON Lines may have. `before`: rows in the batches before this one."""
+    if batch.nbytes <= MAX_LINE_BYTES:
+        return
+    for index in range(batch.num_rows):
+        if batch.slice(index, 1).nbytes > MAX_LINE_BYTES:
+            raise ValueError(
+                f"{place} {before + index + 1}: longer than {MAX_LINE_BYTES:,} bytes, the most that a row may have"
+            )
 
 
 def _task(record: Any, place: str) -> Task:
@@ -101,11 +116,24 @@ def _task(record: Any, place: str) -> Task:
         if name not in record:
             raise ValueError(f"{place}: field {name!r} is missing; required fields are {', '.join(REQUIRED)}")
     identifier, meta = record["id"], record.get("meta", {})
-    if not isinstance(identifier, str) or not identifier:
+    if not isinstance(identifier, str) or not identifier.strip():
         raise ValueError(f"{place}: field 'id' must be a text that is not empty")
     if not isinstance(meta, dict):
         raise ValueError(f"{place}: field 'meta' must be an object")
+    for fault in _not_json(meta):
+        raise ValueError(f"{place}: field 'meta' must hold what JSON can, and not {fault}")
     return Task(id=identifier, prompt=_prompt(record["prompt"], place), truth=_truth(record["truth"], place), meta=meta)
+
+
+def _not_json(value: Any) -> Iterator[str]:
+    """What Parquet can hold and a forest file can't, e.g. `"a datetime"` or `"the number nan"`."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _not_json(item)
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"the number {value}"
+    elif value is not None and not isinstance(value, str | int | float):
+        yield f"a {type(value).__name__}"
 
 
 def _prompt(value: Any, place: str) -> tuple[Message, ...]:

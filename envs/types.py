@@ -7,7 +7,12 @@ library, so that any process (scheduler, driver, data tools) can load it in mill
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+
+from envs.pickling import fast_pickle
+
+if TYPE_CHECKING:
+    from envs.decisions.types import StepRecord
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -29,6 +34,7 @@ class EndReason(StrEnum):
     """The environment raised or timed out; the branch carries no reward and is kept out of every statistic."""
 
 
+@fast_pickle
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One chat message of a prompt, e.g. `Message(role="user", content="In which country is Ulm?")`."""
@@ -37,6 +43,7 @@ class Message:
     content: str
 
 
+@fast_pickle
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One problem: what the agent is asked, and what a right answer is."""
@@ -66,6 +73,10 @@ class StepResult:
     """Calls to tools this step made, e.g. `1` for one search."""
     note: str = ""
     """One sentence for people, e.g. why the environment failed; never shown to the agent."""
+    record: "StepRecord | None" = None
+    """What a typed decision node did in this step."""
+    result: str = ""
+    """JSON text of the whole task's structured result, set with `end` by typed policies."""
 
 
 State = TypeVar("State")
