@@ -1,24 +1,37 @@
 """A RolloutActor: one vLLM engine, one environment, and many branches in flight.
 
-Its loop consumes work items from the scheduler and produces branch results. It waits for free capacity (freed by its
-own branches) and for work (`pull` returns after `poll_s` at the latest). A failure of the engine ends the loop with
+Its loop consumes work items from the scheduler and produces branch results. Results are answered with new work; it
+asks for more while it has room, and so waits for free capacity (freed by its own branches) and for work (`pull` returns
+after `poll_s` at the latest). A failure of the engine ends the loop with
 that error: the driver sees it, and the scheduler gives the branches to others.
 """
 
 import asyncio
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
-from envs.registry import make_env
+from envs.decisions.contracts import ContractError
+from envs.decisions.settings import DecisionSettings
+from envs.decisions.types import Ask
+from envs.pickling import Parcel
+from envs.registry import make_env, opening_of
 from envs.settings import EnvSettings
-from envs.types import Task
+from envs.types import Message, Task
+from rollout_workers.audit import Audit
 from rollout_workers.branch import BranchRunner
-from rollout_workers.engine import EngineSettings, GenerationEngine
-from rollout_workers.types import BranchResult, Completion, Sampling, WorkItem
+from rollout_workers.engine import GenerationEngine
+from rollout_workers.engine_settings import EngineSettings
+from rollout_workers.places import Place
+from rollout_workers.text_likeness import text_likeness
+from rollout_workers.timed_policy import TimedPolicy
+from rollout_workers.types import BranchResult, Completion, Ledger, Sampling, WorkItem
+
+AUDIT_LOOKS = 100
+AUDIT_LOOK_S = 0.02
+"""An audit looks so often, so many seconds apart, whether the engine is idle and its last statistics have come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,49 +40,38 @@ class ActorSettings:
 
     engine: EngineSettings
     env: EnvSettings
+    decision: DecisionSettings | None = None
+    """With `env.name: decision`."""
     env_timeout_s: float
     turn_timeout_s: float
-    """Longest wait for one agent step of the engine."""
+    """Longest wait for one agent step of the engine, without the time in which a push has it frozen."""
     poll_s: float = 2.0
+    progress_s: float = 5.0
+    """So often the scheduler is told which branches have made a step."""
 
 
 class TokenizerCodec:
     """Prompts through the model's chat template, observations as plain text."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, opening: Callable[[Task], Sequence[Message]] = lambda task: task.prompt) -> None:
+        """`opening`: what a task begins with (see `envs.registry.opening_of`)."""
         self._tokenizer = tokenizer
+        self._opening = opening
 
     def prompt(self, task: Task) -> list[int]:
-        """Ids of the chat prompt with the generation prompt added."""
-        messages = [{"role": message.role, "content": message.content} for message in task.prompt]
-        encoded = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        """Ids of the chat prompt that a task begins with."""
+        return self.chat(self._opening(task))
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a chat prompt with the generation prompt added."""
+        said = [{"role": message.role, "content": message.content} for message in messages]
+        encoded = self._tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)
         return [int(token) for token in encoded["input_ids"]]
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text` alone."""
-        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
-
-
-class TimedPolicy:
-    """An engine whose every answer has a time limit."""
-
-    def __init__(self, engine: GenerationEngine, timeout_s: float) -> None:
-        self._engine = engine
-        self._timeout_s = timeout_s
-
-    async def generate(
-        self, prompt_ids: Sequence[int], *, sampling: Sampling, seed: int, stop: Sequence[str], max_tokens: int
-    ) -> Completion:
-        """Samples one agent step. Raises RuntimeError when the engine does not answer in time."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._engine.generate(
-                    prompt_ids, sampling=sampling, seed=seed, stop=stop, max_tokens=max_tokens
-                )
-        except TimeoutError:
-            raise RuntimeError(
-                f"the vLLM engine did not finish one agent step within rollout.turn_timeout_s={self._timeout_s:g} s"
-            ) from None
+        """Ids of `text` alone; half of a surrogate pair, which no tokenizer takes, is read as "?"."""
+        whole = text.encode("utf-8", "replace").decode()
+        return [int(token) for token in self._tokenizer.encode(whole, add_special_tokens=False)]
 
 
 class RolloutActor:
@@ -78,53 +80,142 @@ class RolloutActor:
     def __init__(self, name: str, settings: ActorSettings) -> None:
         self._name = name
         self._settings = settings
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], str] = {}
+        """The branches in flight, each with its item's id."""
+        self._room = asyncio.Event()
+        """Set whenever a branch has ended."""
+        self._asking = asyncio.Lock()
+        """Held while the scheduler is asked for as many branches as there is room for, so that nobody else asks."""
+        self._stepped: set[str] = set()
+        """Items whose branches have made a step that the scheduler was not told of."""
         self._finished: asyncio.Queue[BranchResult] = asyncio.Queue()
+        self._probes = 0
 
-    async def start(self) -> int:
-        """Loads the model and the environment (10-70 s); returns the process id.
+    async def start(self) -> Place:
+        """Loads the model and the environment (10-70 s); returns where that is.
 
         One sampled token warms the engine up, since its first request compiles kernels.
         """
-        self._engine = GenerationEngine(self._settings.engine)
+        settings = self._settings
+        self._engine = GenerationEngine(settings.engine)
+        self._audit = Audit(lambda: self._engine.counts)
+        await self._engine.load_adapters({})  # those that the model has
         await self.probe([[0]], tokens=1, seed=0, temperature=1.0)
-        self._codec = TokenizerCodec(self._engine.tokenizer)
-        policy = TimedPolicy(self._engine, self._settings.turn_timeout_s)
-        self._runner = BranchRunner(make_env(self._settings.env), policy, self._codec, self._settings.env_timeout_s)
-        return os.getpid()
+        self._policy = TimedPolicy(self._engine, settings.turn_timeout_s)
+        env = make_env(settings.env, settings.decision, text_likeness)
+        self._runner = BranchRunner(
+            env,
+            self._policy,
+            TokenizerCodec(self._engine.tokenizer, opening_of(env)),
+            settings.env_timeout_s,
+            block_size=settings.engine.block_size,
+            on_step=self._stepped.add,
+        )
+        return Place.here()
 
     async def work(self, scheduler: Any) -> None:
         """Runs branches until the actor is killed; raises the first error of the engine or the scheduler."""
+        self._scheduler = scheduler
         async with asyncio.TaskGroup() as group:
             group.create_task(self._pull(scheduler, group))
-            group.create_task(self._push(scheduler))
+            group.create_task(self._push(scheduler, group))
+            group.create_task(self._tell_progress(scheduler))
+
+    @property
+    def _free(self) -> int:
+        return self._settings.engine.max_branches - len(self._running)
 
     async def _pull(self, scheduler: Any, group: asyncio.TaskGroup) -> None:
         while True:
-            free = self._settings.engine.max_branches - len(self._running)
-            if free <= 0:
-                await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-                continue
-            for item in await scheduler.pull.remote(self._name, free, self._settings.poll_s):
-                task = group.create_task(self._run(item))
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
+            async with self._asking:
+                self._room.clear()
+                if self._asks_by_itself:
+                    self._begin(await scheduler.pull.remote(self._name, self._free, self._settings.poll_s), group)
+            if not self._asks_by_itself:
+                await self._room.wait()
+
+    @property
+    def _asks_by_itself(self) -> bool:
+        """Whether there is room that no push will ask for."""
+        return self._free > 0 and self._finished.empty()
+
+    def _begin(self, items: Sequence[WorkItem], group: asyncio.TaskGroup) -> None:
+        for item in items:
+            self._running[group.create_task(self._run(item))] = item.id
 
     async def _run(self, item: WorkItem) -> None:
-        await self._finished.put(await self._runner.run(item))
+        task = asyncio.current_task()
+        assert task is not None, "branches run as tasks"
+        try:
+            result = await self._runner.run(item)
+        except ContractError as error:
+            await self._scheduler.refuse.remote(str(error))
+            return
+        finally:
+            del self._running[task]
+        self._audit.book(result.ledger)
+        self._finished.put_nowait(result)  # first, so that room is asked for with the push
+        self._room.set()
 
-    async def _push(self, scheduler: Any) -> None:
+    async def _push(self, scheduler: Any, group: asyncio.TaskGroup) -> None:
         while True:
             results = [await self._finished.get()]
             while not self._finished.empty():
                 results.append(self._finished.get_nowait())
-            await scheduler.push.remote(results)
+            if self._asking.locked():
+                await self._give(scheduler, results, 0)
+                continue
+            async with self._asking:
+                self._begin(await self._give(scheduler, results, self._free), group)
+            self._room.set()
+
+    async def _give(self, scheduler: Any, results: Sequence[BranchResult], capacity: int) -> list[WorkItem]:
+        work: list[WorkItem] = await scheduler.push.remote(
+            Parcel(results), self._policy.take_busy_s(), self._name, capacity
+        )
+        return work
+
+    async def _tell_progress(self, scheduler: Any) -> None:
+        while True:
+            await asyncio.sleep(self._settings.progress_s)
+            told = list(self._stepped)
+            self._stepped.clear()
+            if told:
+                await scheduler.progressed.remote(self._name, told)
+
+    async def audit(self) -> Ledger:
+        """What the engine's own counters add to the ledgers of the branches since the last audit.
+
+        Call it between collections. Waits up to `AUDIT_LOOKS` · `AUDIT_LOOK_S` until no request runs and the engine's
+        last statistics have come. While one runs (a branch given to another actor too, a probe) the books can't be
+        compared, and a mismatch is told another time.
+        """
+        for _ in range(AUDIT_LOOKS):
+            await asyncio.sleep(AUDIT_LOOK_S)
+            if not self._in_flight and self._audit.mismatch == 0:
+                break
+        found = self._audit.take(0 if self._in_flight else self._audit.mismatch)
+        found.engine_busy_s = self._policy.take_busy_s()
+        return found
+
+    @property
+    def _in_flight(self) -> int:
+        return len(self._running) + self._probes
 
     async def probe(
-        self, prompts: Sequence[Sequence[int]], tokens: int, seed: int, temperature: float
+        self,
+        prompts: Sequence[Sequence[int]],
+        tokens: int,
+        seed: int,
+        temperature: float,
+        adapter: str | None = None,
     ) -> list[Completion]:
-        """Samples at most `tokens` tokens after each prompt, for the check against the learner."""
+        """Samples at most `tokens` tokens after each prompt, for the check against the learner.
+
+        With the adapter of a node where one is named; without a schema.
+        """
         sampling = Sampling(temperature=temperature)
+        ask = Ask(node=adapter, messages=(), adapter=adapter) if adapter is not None else None
         requests = [
             self._engine.generate(
                 prompt,
@@ -132,18 +223,33 @@ class RolloutActor:
                 seed=seed + index,
                 stop=(),
                 max_tokens=min(tokens, self._settings.engine.max_context_tokens - len(prompt)),
+                ask=ask,
             )
             for index, prompt in enumerate(prompts)
         ]
-        return list(await asyncio.gather(*requests))
+        self._probes += 1
+        try:
+            samples = await asyncio.gather(*requests)
+        finally:
+            self._probes -= 1
+        for sample in samples:
+            self._audit.book_probe(sample)
+        return list(samples)
 
     async def pause(self) -> None:
         """Freezes branches in flight and clears the caches."""
+        self._policy.freeze()
         await self._engine.pause()
 
     async def resume(self, version: int) -> None:
-        """Labels the weights now loaded and lets branches run on."""
+        """Labels the weights now loaded and lets branches run on. That they stood still was the push's doing."""
         await self._engine.resume(version)
+        self._policy.thaw()
+        self._stepped.update(self._running.values())
+
+    async def load_adapters(self, weights: dict[str, bytes]) -> None:
+        """Takes new weights of some adapters; see `GenerationEngine.load_adapters`."""
+        await self._engine.load_adapters(weights)
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Joins the learner's transfer group."""

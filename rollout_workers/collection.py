@@ -1,19 +1,25 @@
-"""The forest of one collection: what grows, who works on what, and what comes back when an actor dies.
+"""The forest of one collection: what grows, what came back, and what it cost.
 
 A plain object without Ray or clocks (the time is passed in), owned by the `TreeScheduler` actor. It never lets an idle
-actor wait for a slow tree: a tree's next round is queued the moment its own branches have ended.
+actor wait for a slow tree: a tree's next round is queued the moment its own branches have ended. What one result costs
+does not depend on how many tasks, branches and actors there are.
 """
 
-import math
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from envs.types import Task
+from rollout_workers import trees
+from rollout_workers.dispatch import Dispatch
 from rollout_workers.growth import TreeGrowth, TreeRules
-from rollout_workers.types import BranchResult, Forest, Ledger, Sampling, TaskGroup, WorkItem
+from rollout_workers.queues import Branch, TaskState
+from rollout_workers.types import ROOT, BranchResult, Forest, Ledger, Sampling, TaskGroup, Tree, WorkItem
 
 MAX_FAILURES_KEPT = 20
+MAX_NAMES = 8
+"""So many actors are named in one sentence."""
+MAX_OLDEST = 3
+"""So many branches are named in a report, those of the longest silence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,183 +33,173 @@ class CollectionSpec:
     sampling: Sampling
     seed: int
     steal_after: float = 2.0
-    """A queue is stolen from when it is longer than this many times the mean queue; n actors never steal from n on."""
-    lease_timeout_s: float = 300.0
-    """A branch not back by then is given to another actor."""
+    """An actor is stolen from when what waits for it beyond its room is longer than this many times the mean; n actors
+    never steal from n on. An actor that runs nothing takes a branch of these whatever the mean, and of others when
+    their holder has this many times the mean of running and waiting branches."""
+    lease_timeout_s: float = 600.0
+    """A branch that is not back and made no step for so long is given to another actor."""
     max_attempts: int = 3
     """How often one branch is started before the collection fails."""
+    typed: bool = False
+    """Whether the environment asks each step by a prompt of its own (see `Tree.typed`)."""
 
 
-@dataclass(slots=True)
-class _Lease:
-    item: WorkItem
-    actor: str
-    deadline: float
-
-
-@dataclass(slots=True)
-class _TaskState:
-    """The trees of one task and where its keys and values are cached."""
-
-    task: Task
-    trees: list[TreeGrowth]
-    owner: str | None = None
-    queued: deque[WorkItem] = field(default_factory=deque)
-
-
-class Collection:
+class Collection(Dispatch):
     """Hands out work items and takes back branches until every tree of every task is complete."""
 
     def __init__(self, spec: CollectionSpec) -> None:
         """Queues the first chain of every tree. Raises ValueError when two tasks share an id."""
+        super().__init__(
+            steal_after=spec.steal_after, lease_timeout_s=spec.lease_timeout_s, max_attempts=spec.max_attempts
+        )
         self.spec = spec
-        self.ledger = Ledger()
+        self.overhead = Ledger()
+        """Costs that belong to no task: engines' busy seconds, and branches of an earlier collection."""
         self.failures: list[str] = []
         """Why branches failed, one sentence each, at most `MAX_FAILURES_KEPT`."""
-        self._states: dict[str, _TaskState] = {}
-        self._leases: dict[str, _Lease] = {}
-        self._attempts: dict[str, int] = {}
-        self._home: dict[str, str] = {}
+        self._states: dict[str, TaskState] = {}
+        self._open: dict[str, Branch] = {}
+        """Branches that wait or are out, by item id."""
+        self._done: dict[str, TaskState] = {}
+        """Where the branches went that are back, by item id."""
         for task in spec.tasks:
             if task.id in self._states:
                 raise ValueError(f"task id {task.id!r} appears twice in one collection; ids must be unique")
-            grown = [self._growth(task, index) for index in range(spec.rules.roots)]
-            self._states[task.id] = state = _TaskState(task=task, trees=grown)
-            for tree in grown:
-                self._queue(state, tree.first_items())
+            self._states[task.id] = self._plant(task)
         self._incomplete = len(spec.tasks) * spec.rules.roots
         self._total_leaves = self._incomplete * spec.rules.leaves_per_tree
+        self._grown_leaves = 0
 
-    def _growth(self, task: Task, index: int) -> TreeGrowth:
+    def _plant(self, task: Task) -> TaskState:
         spec = self.spec
-        return TreeGrowth(
-            task=task, index=index, phase=spec.phase, seed=spec.seed, rules=spec.rules, sampling=spec.sampling
-        )
+        state = TaskState(task=task)
+        for index in range(spec.rules.roots):
+            tree = TreeGrowth(
+                task=task,
+                index=index,
+                phase=spec.phase,
+                seed=spec.seed,
+                rules=spec.rules,
+                sampling=spec.sampling,
+                typed=spec.typed,
+            )
+            state.trees.append(tree)
+            self._queue(state, tree, tree.first_items())
+        return state
 
-    def _queue(self, state: _TaskState, items: Sequence[WorkItem]) -> None:
-        state.queued.extend(items)
-        self._home.update((item.id, state.task.id) for item in items)
+    def _queue(self, state: TaskState, tree: TreeGrowth, items: Sequence[WorkItem]) -> None:
+        branches = [Branch(item, state, tree) for item in items]
+        self._open.update((branch.item.id, branch) for branch in branches)
+        self._queues.put(state, branches)
 
     @property
     def is_complete(self) -> bool:
         """True when the forest can be taken."""
         return self._incomplete == 0
 
+    def parties(self, item_id: str) -> tuple[str | None, str | None]:
+        """(who runs this branch, who holds its task); None where nobody does."""
+        branch = self._open.get(item_id)
+        if branch is None:
+            return None, None
+        return branch.actor if branch in self._leases else None, branch.state.owner
+
     @property
     def progress(self) -> tuple[int, int]:
-        """(leaves grown, leaves in all)."""
-        return self.ledger.leaves, self._total_leaves
+        """(leaves grown, leaves in all). Growth may stop early or repeat a branch; both numbers follow it."""
+        return self._grown_leaves, self._total_leaves
+
+    @property
+    def ledger(self) -> Ledger:
+        """What the collection cost so far: the sum over tasks and what belongs to none."""
+        total = Ledger()
+        for cost in (self.overhead, *(state.ledger for state in self._states.values())):
+            total.add(cost)
+        return total
 
     def describe(self) -> str:
         """One sentence on what the collection waits for, for time-outs and watchdogs."""
-        holders = sorted({lease.actor for lease in self._leases.values()})
-        queued = sum(len(state.queued) for state in self._states.values())
+        holders = self._leases.holders()
         done, total = self.progress
-        held = f"{len(self._leases)} branches held by {', '.join(holders)}" if holders else "no branch held by an actor"
-        return f"{done} of {total} leaves grown, {queued} branches queued, {held}"
+        names = ", ".join(holders[:MAX_NAMES]) + (f" and {len(holders) - MAX_NAMES} more" * (len(holders) > MAX_NAMES))
+        held = f"{self.leases} branches held by {names}" if holders else "no branch held by an actor"
+        return f"{done} of {total} leaves grown, {self.queued} branches queued, {held}"
 
-    def assign(self, actor: str, capacity: int, now: float, actors: int = 1) -> list[WorkItem]:
-        """Up to `capacity` items for `actor`: of tasks it holds, then of tasks nobody holds, then stolen ones.
+    def report(self, now: float) -> str:
+        """What `describe` says, the trees, and the branches that are silent longest, for a watchdog."""
+        planned = len(self.spec.tasks) * self.spec.rules.roots
+        clauses = [self.describe(), f"{planned - self._incomplete} of {planned} trees complete"]
+        clauses += [
+            f"branch {branch.item.id} made no step for {age:.0f} s (start {branch.attempts} of "
+            f"{self.spec.max_attempts})"
+            for branch, age in self._leases.oldest(MAX_OLDEST, now)
+        ]
+        return "; ".join(clauses)
 
-        Of tasks that nobody holds it gets at most its share among `actors` live actors, or the first to ask would take
-        them all.
-        """
-        items: list[WorkItem] = []
-        held = sum(lease.actor == actor for lease in self._leases.values())
-        open_items = len(self._leases) + sum(len(state.queued) for state in self._states.values())
-        share = math.ceil(open_items / actors)
-        while len(items) < capacity and (state := self._source(actor)) is not None:
-            if state.owner is None:
-                if held + len(items) >= share:
-                    break
-                state.owner = actor
-            item = state.queued.popleft()
-            self.ledger.branches_stolen += state.owner != actor
-            self._attempts[item.id] = self._attempts.get(item.id, 0) + 1
-            self._leases[item.id] = _Lease(item, actor, now + self.spec.lease_timeout_s)
-            items.append(item)
-        return items
-
-    def _source(self, actor: str) -> _TaskState | None:
-        waiting = [state for state in self._states.values() if state.queued]
-        for owner in (actor, None):
-            if found := next((state for state in waiting if state.owner == owner), None):
-                return found
-        return self._victim(actor, waiting)
-
-    def _victim(self, thief: str, waiting: Sequence[_TaskState]) -> _TaskState | None:
-        lengths: dict[str, int] = {thief: 0}
-        for lease in self._leases.values():
-            lengths.setdefault(lease.actor, 0)
-        for state in waiting:
-            assert state.owner is not None
-            lengths[state.owner] = lengths.get(state.owner, 0) + len(state.queued)
-        longest = max(lengths, key=lambda name: lengths[name])
-        if lengths[longest] <= self.spec.steal_after * sum(lengths.values()) / len(lengths):
-            return None
-        return next(state for state in reversed(waiting) if state.owner == longest)
+    def renew(self, actor: str, item_ids: Sequence[str], now: float) -> None:
+        """These branches made a step on `actor`; others of its ids, as of an earlier collection, mean nothing."""
+        for item_id in item_ids:
+            branch = self._open.get(item_id)
+            if branch is not None and branch in self._leases and branch.actor == actor:
+                self._leases.renew(branch, now)
 
     def complete(self, result: BranchResult) -> bool:
-        """Takes a finished branch; False when it was already delivered by another actor (then it is dropped)."""
-        if self._leases.pop(result.item_id, None) is None and not self._unqueue(result.item_id):
+        """Takes a finished branch; False when it was already delivered by another actor, or is none of this collection.
+
+        Then it is dropped: the ledger keeps what it cost and counts its sampled tokens as discarded.
+        """
+        branch = self._open.pop(result.item_id, None)
+        if branch is None:
+            state = self._done.get(result.item_id)
+            discard(result, self.overhead if state is None else state.ledger)
             return False
-        state = self._states[self._home.pop(result.item_id)]
-        tree = next(t for t in state.trees if t.is_waiting_for(result.item_id))
-        self._queue(state, tree.accept(result.item_id, result))
-        self.ledger.add(result.ledger)
-        self.ledger.leaves += 1
+        if branch in self._leases:
+            self._end_lease(branch)
+        else:
+            self._queues.remove(branch)  # it came late, after it was queued again
+        self._done[result.item_id] = branch.state
+        self._graft(branch, result)
+        return True
+
+    def _graft(self, branch: Branch, result: BranchResult) -> None:
+        state, tree = branch.state, branch.tree
+        state.ledger.add(result.ledger)
         leaf = result.nodes[-1].node
         if leaf.note and len(self.failures) < MAX_FAILURES_KEPT:
             self.failures.append(f"{result.item_id}: {leaf.note}")
+        grown, planned = tree.leaves_grown, tree.planned_leaves
+        self._queue(state, tree, tree.accept(result.item_id, result))
+        self._grown_leaves += tree.leaves_grown - grown
+        self._total_leaves += tree.planned_leaves - planned
         if tree.is_complete:
-            self.ledger.trees += 1
-            self._incomplete -= 1
-        return True
+            self._finish(state, tree)
 
-    def _unqueue(self, item_id: str) -> bool:
-        """A late result of a branch that was queued again: the queued copy is no longer needed."""
-        home = self._home.get(item_id)
-        if home is None:
-            return False
-        queued = self._states[home].queued
-        kept = [item for item in queued if item.id != item_id]
-        found = len(kept) < len(queued)
-        queued.clear()
-        queued.extend(kept)
-        return found
-
-    def release(self, actor: str) -> int:
-        """Queues again what a dead actor held and forgets what it had cached; returns how many branches."""
-        lost = [lease for lease in self._leases.values() if lease.actor == actor]
-        for state in self._states.values():
-            if state.owner == actor:
-                state.owner = None
-        self._requeue(lost)
-        return len(lost)
-
-    def expire(self, now: float) -> int:
-        """Queues again, for whoever asks first, the branches whose lease ran out; returns how many."""
-        late = [lease for lease in self._leases.values() if lease.deadline <= now]
-        for lease in late:
-            self._states[lease.item.task.id].owner = None
-        self._requeue(late)
-        return len(late)
-
-    def _requeue(self, leases: Sequence[_Lease]) -> None:
-        for lease in leases:
-            del self._leases[lease.item.id]
-            if self._attempts[lease.item.id] >= self.spec.max_attempts:
-                raise RuntimeError(
-                    f"branch {lease.item.id} was started {self.spec.max_attempts} times and never came back "
-                    f"(last on {lease.actor}); scheduler.max_attempts is {self.spec.max_attempts}"
-                )
-            self._states[self._home[lease.item.id]].queued.appendleft(lease.item)
-            self.ledger.branches_requeued += 1
+    def _finish(self, state: TaskState, tree: TreeGrowth) -> None:
+        cost = state.ledger
+        cost.prefill_tokens_unique += observation_tokens(tree.tree, with_prompt=cost.trees == 0)
+        cost.leaves += len(trees.leaves(tree.tree))
+        cost.trees += 1
+        cost.add(tree.ledger)
+        self._incomplete -= 1
+        if cost.trees == self.spec.rules.roots:
+            self._queues.give(state, None)  # nothing of it will ever wait again
 
     def forest(self) -> Forest:
         """The finished trees, in the order the tasks were given."""
         assert self.is_complete, "the forest is taken before it is complete"
         return [
-            TaskGroup(task=state.task, trees=tuple(growth.tree for growth in state.trees))
+            TaskGroup(task=state.task, trees=tuple(growth.tree for growth in state.trees), ledger=state.ledger)
             for state in self._states.values()
         ]
+
+
+def observation_tokens(tree: Tree, *, with_prompt: bool) -> int:
+    """Observation tokens of all nodes, each node once; the root's are the prompt, which a task's trees share."""
+    counts = [len(node.observation_ids) for node in tree.nodes]
+    return sum(counts) if with_prompt else sum(counts[ROOT + 1 :])
+
+
+def discard(result: BranchResult, ledger: Ledger) -> None:
+    """Counts a branch that no tree takes: what it cost, and its sampled tokens as discarded."""
+    ledger.add(result.ledger)
+    ledger.discarded_tokens += sum(len(new.node.token_ids) for new in result.nodes)

@@ -1,80 +1,35 @@
-"""One vLLM engine: exact token ids in, exact token ids out. With `weight_transfer.py`, the only file that imports vllm.
+"""One vLLM engine: exact token ids in, exact token ids out. With `weight_transfer.py` and `vllm_adapters.py`, the only
+file that imports vllm.
 
 Owns how the engine is configured (prefix caching, block size, processed log-probabilities, weight-transfer backend) and
 how its answers become `Completion` values. The same code runs on CPU and GPU; only the settings differ.
 """
 
+import asyncio
 import itertools
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
 
+from envs.decisions.types import Alternatives, Ask
+from rollout_workers.adapters import FOLDER, AdapterFiles
+from rollout_workers.branch import Policy
+from rollout_workers.conversation import Conversation
+from rollout_workers.engine_counts import EngineCounts, StatReader
+from rollout_workers.engine_settings import EngineSettings, check_room, engine_arguments, set_environment
+from rollout_workers.grammar import grammar_of, token_texts
+from rollout_workers.logprobs import alternatives_at, chosen, entropies, labels
+from rollout_workers.session import Answer, Session
 from rollout_workers.types import Completion, Sampling
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """Everything an engine needs to start; plain values, so that they travel to a Ray actor."""
-
-    model: str
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    device: Literal["cpu", "cuda"] = "cpu"
-    max_context_tokens: int = 1024
-    max_branches: int = 64
-    """Requests the engine may run at once."""
-    block_size: int = 32
-    """Tokens per KV-cache block, the unit of prefix reuse; the CPU backend takes multiples of 32."""
-    kv_cache_gib: float = 1.0
-    """Memory for keys and values on CPU."""
-    gpu_memory_utilization: float = 0.5
-    """Share of a GPU's memory the engine may use."""
-    tensor_parallel: int = 1
-    enforce_eager: bool = True
-    trust_remote_code: bool = False
-    threads: int = 1
-    """OpenMP threads of a CPU worker."""
-    seed: int = 0
-    transfer_backend: str = "espalier_gloo"
-    """Name of vLLM's weight-transfer backend: `espalier_gloo` or `nccl`."""
-
-
-def _set_environment(settings: EngineSettings) -> None:
-    """VLLM reads these in every process it starts. They must be set before vllm is imported."""
-    os.environ["VLLM_NO_USAGE_STATS"] = "1"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    if settings.device == "cpu":
-        os.environ["OMP_NUM_THREADS"] = str(settings.threads)
-        # Spinning OpenMP threads beside other work cost a factor of five; bound threads would share one core.
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-
-
-def _arguments(settings: EngineSettings) -> dict[str, Any]:
-    arguments: dict[str, Any] = {
-        "model": settings.model,
-        "dtype": settings.dtype,
-        "max_model_len": settings.max_context_tokens,
-        "max_num_seqs": settings.max_branches,
-        "block_size": settings.block_size,
-        "enable_prefix_caching": True,
-        # A seeded request whose prompt is split over two engine steps crashes vLLM's CPU runner; prompts stay whole.
-        "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(settings.max_context_tokens, 8192),
-        "enforce_eager": settings.enforce_eager,
-        "seed": settings.seed,
-        "tensor_parallel_size": settings.tensor_parallel,
-        "trust_remote_code": settings.trust_remote_code,
-        "logprobs_mode": "processed_logprobs",
-        "max_logprobs": 1,
-        "generation_config": "vllm",
-        "disable_log_stats": True,
-    }
-    if settings.device == "cpu":
-        arguments["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * (1 << 30))
-    else:
-        arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
-    return arguments
+LOADED = 0
+"""Version of the weights that an engine loads at its start."""
+PAUSE_TRIES = 20
+SETTLE_S = 0.005
+SETTLE_LOOKS = 400
+"""Before a pause: how often, and how many seconds apart, it is looked whether all sessions that were asked run."""
 
 
 class GenerationEngine:
@@ -82,78 +37,251 @@ class GenerationEngine:
 
     def __init__(self, settings: EngineSettings) -> None:
         """Starts the engine and its worker processes; blocks until the model is loaded (10-50 s)."""
-        _set_environment(settings)
+        set_environment(settings)
         from vllm import AsyncEngineArgs, SamplingParams
-        from vllm.config import WeightTransferConfig
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.config import StructuredOutputsConfig, WeightTransferConfig
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
         from vllm.v1.engine.async_llm import AsyncLLM
 
         self._params = SamplingParams
-        self._final_only = RequestOutputKind.FINAL_ONLY
+        self._guides = StructuredOutputsParams
+        self._kinds = RequestOutputKind
         transfer = WeightTransferConfig(backend=settings.transfer_backend)
-        arguments = AsyncEngineArgs(weight_transfer_config=transfer, **_arguments(settings))
-        self._llm = AsyncLLM.from_engine_args(arguments)
+        # The learner makes the masks again with xgrammar; vLLM may choose another library if it is left the choice.
+        guide = StructuredOutputsConfig(backend="xgrammar")
+        arguments = AsyncEngineArgs(
+            weight_transfer_config=transfer, structured_outputs_config=guide, **engine_arguments(settings)
+        )
+        self._reader = StatReader()
+        self._llm = cast("Any", AsyncLLM.from_engine_args(arguments, stat_loggers=cast("Any", [self._reader.create])))
+        # vLLM adds a Prometheus logger with a histogram entry per token; nobody reads it here.
+        del self._llm.logger_manager.stat_loggers[1:]
         self.tokenizer = self._llm.get_tokenizer()
+        self._adapters = AdapterFiles(settings.adapters, Path(settings.model) / FOLDER)
+        # vLLM warns at the first adapter that it does not look for a tokenizer in its folder; ours have none.
+        logging.getLogger("vllm.v1.engine.input_processor").setLevel(logging.ERROR)
+        self._stop_ids: dict[str, int | None] = {}
+        self._texts: list[str] = []
+        """Text of each id by itself, once somebody asked for alternatives."""
         self._ids = itertools.count()
-        self.version = 0
+        self.version = LOADED
+        self._sessions: set[Session] = set()
+        self._is_pausing = False
+        self._keep_turns = settings.keep_turns
+        if settings.keep_turns:
+            check_room(settings, self._llm.vllm_config.cache_config.num_gpu_blocks)
 
     async def generate(
-        self, prompt_ids: Sequence[int], *, sampling: Sampling, seed: int, stop: Sequence[str], max_tokens: int
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        sampling: Sampling,
+        seed: int,
+        stop: Sequence[str],
+        max_tokens: int,
+        ask: Ask | None = None,
     ) -> Completion:
         """Samples one agent step after `prompt_ids`.
 
-        Temperature 0 is greedy. The stop string (or end-of-sequence token) stays in the returned ids. Cancelling the
+        Temperature 0 is greedy. The stop string (or end-of-sequence token) stays in the returned ids. A stop string
+        that is one token of the vocabulary ends the request inside the engine; a longer one is found in the text
+        outside of it, and by then the engine has sampled one more token, which `counts` has as surplus. Cancelling the
         awaiting task aborts the request in the engine.
+
+        A schema in `ask` holds the answer to its grammar (`rollout_workers.grammar`), and log-probabilities are those
+        among the tokens that it allows. The end-of-sequence token then ends the answer, and no stop string does. An
+        adapter in `ask` computes the whole prompt and the answer. Raises ValueError for one that is not served.
         """
-        params = self._params(
-            temperature=sampling.temperature,
-            seed=seed if sampling.temperature > 0 else None,
-            max_tokens=max_tokens,
-            logprobs=0,
-            stop=list(stop),
-            include_stop_str_in_output=True,
-            skip_special_tokens=False,
-            output_kind=self._final_only,
+        stop = () if ask is not None and ask.schema else stop
+        params = self._sampling(
+            sampling, seed, stop, max_tokens, ask, stop=list(stop), output_kind=self._kinds.FINAL_ONLY
         )
         final = None
         prompt = {"prompt_token_ids": list(prompt_ids)}
-        async for output in self._llm.generate(cast("Any", prompt), params, f"r{next(self._ids)}"):
+        adapter = self._adapter(ask.adapter) if ask is not None and ask.adapter is not None else None
+        name = f"r{next(self._ids)}"
+        async for output in self._llm.generate(cast("Any", prompt), params, name, lora_request=adapter):
             final = output
         assert final is not None, "the engine gave no output"
         assert final.finished, "the engine closed a request without a final output"
-        return self._completion(final)
+        return self._completion(final, sampling.entropy_topk, ask.alternatives if ask is not None else 0)
 
-    def _completion(self, output: Any) -> Completion:
+    def _sampling(
+        self,
+        sampling: Sampling,
+        seed: int,
+        stop_at: Sequence[str],
+        max_tokens: int,
+        ask: Ask | None = None,
+        **more: Any,
+    ) -> Any:
+        guide = self._guides(grammar=grammar_of(ask.schema)) if ask is not None and ask.schema else None
+        return self._params(
+            temperature=sampling.temperature,
+            seed=seed if sampling.temperature > 0 else None,
+            max_tokens=max_tokens,
+            logprobs=max(sampling.entropy_topk, ask.alternatives if ask is not None else 0),
+            structured_outputs=guide,
+            stop_token_ids=[token for text in stop_at if (token := self._stop_id(text)) is not None],
+            include_stop_str_in_output=True,
+            skip_special_tokens=False,
+            **more,
+        )
+
+    @asynccontextmanager
+    async def conversation(self) -> AsyncIterator[Policy]:
+        """What one branch samples from: this engine, or with `keep_turns` one session for all steps."""
+        if not self._keep_turns:
+            yield self
+            return
+        talk = Conversation(self)
+        try:
+            yield talk
+        finally:
+            await talk.close()
+
+    def may_keep(self, stop: Sequence[str]) -> bool:
+        """False during a push, and where a stop string is more than one token, which only the text shows."""
+        return not self._is_pausing and all(self._stop_id(text) is not None for text in stop)
+
+    def open_session(self) -> Session:
+        """A new resumable request, which `pause` may end whenever it is idle."""
+        self._sessions = {session for session in self._sessions if not session.is_over}
+        params = self._sampling(Sampling(), 0, (), 1, output_kind=self._kinds.DELTA)
+        name = f"s{next(self._ids)}"
+        session = Session(
+            lambda inputs: self._llm.generate(inputs, params, name),
+            lambda: self.version,
+            lambda ids: str(self.tokenizer.decode(list(ids), skip_special_tokens=False)),
+        )
+        self._sessions.add(session)
+        return session
+
+    def chunk(self, ids: Sequence[int], sampling: Sampling, seed: int, stop: Sequence[str], max_tokens: int) -> Any:
+        """New tokens of a session, with how to sample after them."""
+        from vllm.engine.protocol import StreamingInput
+
+        params = self._sampling(sampling, seed, stop, max_tokens, output_kind=self._kinds.DELTA)
+        return StreamingInput(prompt=cast("Any", {"prompt_token_ids": list(ids)}), sampling_params=params)
+
+    def completion(self, answer: Answer, before: int, topk: int, prompt: int, kept: int) -> Completion:
+        """The answer of a session that had sampled `before` tokens and kept `kept` of the `prompt` tokens."""
+        versions = list(answer.arrived)
+        for place, version in labels(answer.spans):
+            if before <= place < before + len(versions):
+                versions[place - before] = version
+        return Completion(
+            token_ids=tuple(answer.token_ids),
+            logprobs=chosen(answer.token_ids, answer.steps),
+            versions=tuple(versions),
+            text=answer.text,
+            finished=cast("Any", answer.finished),
+            entropies=entropies(answer.steps, topk),
+            prompt_tokens=prompt,
+            cached_tokens=kept or answer.cached_tokens,
+            kept_tokens=kept,
+            cut_tokens=answer.cut_tokens,
+        )
+
+    def _stop_id(self, text: str) -> int | None:
+        """The id of a stop string that is one token by itself."""
+        if text not in self._stop_ids:
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
+            is_one = len(ids) == 1 and self.tokenizer.decode(ids, skip_special_tokens=False) == text
+            self._stop_ids[text] = int(ids[0]) if is_one else None
+        return self._stop_ids[text]
+
+    @property
+    def counts(self) -> EngineCounts:
+        """What vLLM itself has counted since the start."""
+        return self._reader.counts
+
+    def _completion(self, output: Any, topk: int, alternatives: int) -> Completion:
         sample = output.outputs[0]
         token_ids = tuple(sample.token_ids)
-        logprobs = tuple(step[token].logprob for token, step in zip(token_ids, sample.logprobs, strict=True))
-        versions = [self.version] * len(token_ids)
-        for span in sample.weight_versions or ():
-            if span.version.isdigit():
-                versions[span.start : span.end] = [int(span.version)] * (span.end - span.start)
+        versions = [LOADED] * len(token_ids)
+        for place, version in labels(sample.weight_versions or ()):
+            versions[place] = version
         assert sample.finish_reason in ("stop", "length"), f"request ended with {sample.finish_reason}"
         return Completion(
             token_ids=token_ids,
-            logprobs=logprobs,
+            logprobs=chosen(token_ids, sample.logprobs),
             versions=tuple(versions),
             text=sample.text,
             finished=sample.finish_reason,
+            entropies=entropies(sample.logprobs, topk),
+            alternatives=self._alternatives(token_ids, sample.logprobs) if alternatives else (),
             prompt_tokens=len(output.prompt_token_ids),
             cached_tokens=output.num_cached_tokens or 0,
         )
 
+    def _alternatives(self, token_ids: Sequence[int], steps: Sequence[Any]) -> tuple[Alternatives, ...]:
+        if not self._texts:
+            self._texts = token_texts(self.tokenizer, self._llm.vllm_config.model_config.get_vocab_size())
+        return tuple(alternatives_at(token, step, self._texts) for token, step in zip(token_ids, steps, strict=True))
+
     async def pause(self) -> None:
         """Freezes running requests and clears every cache, so that new weights can be loaded.
 
-        Frozen requests keep their tokens; their keys and values are computed again under the new weights.
+        Frozen requests keep their tokens; their keys and values are computed again under the new weights. Sessions that
+        wait for their environment can't be frozen; they end, and their branches go on with plain requests.
         """
-        await self._llm.pause_generation(mode="keep", clear_cache=True)
+        self._is_pausing = True
+        for _ in range(PAUSE_TRIES):
+            await self._end_idle_sessions()
+            try:
+                await self._llm.pause_generation(mode="keep", clear_cache=True)
+            except Exception:
+                # A session may have become idle on the engine's side just before. The engine is paused by now, so at
+                # the next try none can.
+                if not self._sessions:
+                    raise
+                await asyncio.sleep(SETTLE_S)
+            else:
+                return
+        raise RuntimeError(f"vLLM did not clear its caches in {PAUSE_TRIES} tries: a session holds keys and values")
+
+    async def _end_idle_sessions(self) -> None:
+        for _ in range(SETTLE_LOOKS):
+            if all(session.is_idle or session.has_begun for session in self._sessions):
+                break
+            await asyncio.sleep(SETTLE_S)
+        for session in list(self._sessions):
+            if session.is_idle and not session.is_over:
+                await session.close()
+        self._sessions = {session for session in self._sessions if not session.is_over}
 
     async def resume(self, version: int) -> None:
         """Labels the weights now loaded and lets requests run again."""
         await self._llm.update_weight_version(str(version))
         self.version = version
         await self._llm.resume_generation()
+        self._is_pausing = False
+
+    async def load_adapters(self, weights: Mapping[str, bytes]) -> None:
+        """Takes new weights of some adapters, each a safetensors file in PEFT's format; between `pause` and `resume`.
+
+        vLLM forgets all adapters when the weights below them change; those that are not in `weights` are given to it
+        again. Raises RuntimeError if it does not take one.
+        """
+        for name, content in weights.items():
+            self._adapters.write(name, content)
+        held = await self._llm.list_loras() if self._adapters.names else ()
+        for name in self._adapters.names:
+            is_missing = self._adapters.number(name) not in held and self._adapters.place(name) is not None
+            if (name in weights or is_missing) and not await self._llm.add_lora(self._adapter(name, name in weights)):
+                raise RuntimeError(f"vLLM did not take the adapter {name}")
+
+    def _adapter(self, name: str, is_new: bool = False) -> Any:
+        """The adapter as vLLM is told it; `is_new` makes vLLM read its files again."""
+        from vllm.lora.request import LoRARequest
+
+        place = self._adapters.place(name)
+        if place is None:
+            raise ValueError(f"the adapter {name!r} has no weights: neither the model has any nor did the learner send")
+        return LoRARequest(
+            lora_name=name, lora_int_id=self._adapters.number(name), lora_path=str(place), load_inplace=is_new
+        )
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Joins the learner's transfer group."""
@@ -178,3 +306,4 @@ class GenerationEngine:
     def shutdown(self) -> None:
         """Stops the engine's processes."""
         self._llm.shutdown()
+        self._adapters.close()

@@ -61,6 +61,11 @@ def path_ids(tree: Tree, index: int) -> list[int]:
     return ids
 
 
+def context_ids(tree: Tree, index: int) -> list[int]:
+    """Token ids that a step after node `index` sees: the path, or in a typed tree only the prompt of that step."""
+    return list(tree.nodes[index].observation_ids) if tree.typed else path_ids(tree, index)
+
+
 def depths(tree: Tree) -> list[int]:
     """For each node the number of agent steps on its path: 0 for the root."""
     found = [0] * len(tree.nodes)

@@ -5,3 +5,5 @@ GLOO = "espalier_gloo"
 
 TRANSFER_BACKENDS = {"gloo": GLOO, "nccl": "nccl"}
 """vLLM's name for each value of `push.backend`."""
+ADAPTERS = "ESPALIER_ADAPTERS"
+"""Set in the environment of engines with adapters: the architecture whose output layer is adapted, or empty."""

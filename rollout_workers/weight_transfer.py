@@ -5,22 +5,19 @@ with a gloo process group as the wire, so that a CPU run exercises exactly the c
 `register` in each of its processes through the entry-point group `vllm.general_plugins`; the learner calls it itself.
 
 The group has the learner's rank 0 as rank 0 and every engine worker after it (`rank_offset` places the engines of
-several actors). Parameters travel in checkpoint format, flattened into buckets of one dtype, and are loaded through
-vLLM's layerwise reload, the only path that rebuilds packed CPU weights correctly.
+several actors). Parameters travel in checkpoint format (`rollout_workers/gloo_wire.py`), and are loaded through vLLM's
+layerwise reload, the only path that rebuilds packed CPU weights correctly.
 """
 
+import itertools
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from typing import Any, ClassVar, Self, cast
 
 import torch
-import torch.distributed as dist
-from vllm.distributed.utils import (
-    stateless_destroy_torch_distributed_process_group,
-    stateless_init_torch_distributed_process_group,
-)
 from vllm.distributed.weight_transfer.base import (
     ParamMeta,
     TrainerInitInfo,
@@ -34,17 +31,22 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
-from rollout_workers.weight_names import GLOO
-
-BUCKET_BYTES = 64 << 20
-"""Parameters are sent in flat buffers of at most this many bytes (a larger parameter gets a buffer of its own)."""
+from rollout_workers import gloo_wire
+from rollout_workers.weight_names import ADAPTERS, GLOO
 
 
 def register() -> None:
-    """Registers both halves of the backend in this process; a second call changes nothing."""
+    """Registers both halves of the backend in this process; a second call changes nothing.
+
+    In an engine with adapters it is also where they are prepared.
+    """
     if GLOO not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(GLOO, GlooWeightTransferEngine)
         WeightTransferTrainerFactory.register_engine(GLOO, GlooTrainerWeightTransferEngine)
+    if ADAPTERS in os.environ:
+        from rollout_workers import vllm_adapters
+
+        vllm_adapters.register()
 
 
 @dataclass
@@ -79,53 +81,20 @@ class GlooTrainerInitInfo(TrainerInitInfo):
     timeout_s: float
 
 
-def buckets(sizes: Sequence[tuple[torch.dtype, int]], limit: int = BUCKET_BYTES) -> list[range]:
-    """Splits consecutive parameters, given as (dtype, bytes), into index ranges of one dtype and at most `limit` bytes.
-
-    Both sides compute this from the same metadata, so they agree without talking.
-    """
-    ranges: list[range] = []
-    start, total = 0, 0
-    for index, (dtype, size) in enumerate(sizes):
-        if index > start and (dtype != sizes[start][0] or total + size > limit):
-            ranges.append(range(start, index))
-            start, total = index, 0
-        total += size
-    return [*ranges, range(start, len(sizes))] if sizes else ranges
-
-
-def _join(address: str, port: int, rank: int, world_size: int, timeout_s: float) -> dist.ProcessGroup:
-    group = stateless_init_torch_distributed_process_group(
-        address, port, rank, world_size, "gloo", timeout=timedelta(seconds=timeout_s)
-    )
-    assert isinstance(group, dist.ProcessGroup)
-    return group
-
-
-def _broadcast(group: dist.ProcessGroup, flat: torch.Tensor) -> None:
-    options = dist.BroadcastOptions()
-    options.rootRank = 0
-    options.rootTensor = 0
-    group.broadcast([flat], options).wait()
-
-
-def _layout(metadata: Sequence[ParamMeta]) -> list[range]:
-    return buckets([(m.dtype, m.dtype.itemsize * int(torch.Size(m.shape).numel())) for m in metadata])
-
-
 class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
     """The receiving half; lives in each vLLM worker process."""
 
     init_info_cls = GlooInitInfo
     update_info_cls = GlooUpdateInfo
-    _group: dist.ProcessGroup | None = None
+    _group: Any = None
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Joins the learner's group, leaving an earlier one (after the set of actors changed)."""
         self.shutdown()
+        gloo_wire.keep_freed_memory()
         parallel = self.parallel_config
         rank = init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
-        self._group = _join(
+        self._group = gloo_wire.join(
             init_info.master_address, init_info.master_port, rank, init_info.world_size, init_info.timeout_s
         )
 
@@ -149,24 +118,17 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         """Receives bucket after bucket and hands each parameter to the model's own loader."""
         if self._group is None:
             raise RuntimeError("weight transfer was not initialised: call init_weight_transfer_engine first")
-        metadata = [
-            ParamMeta(name, getattr(torch, dtype), tuple(shape))
+        layout = gloo_wire.buckets(
+            (name, getattr(torch, dtype), shape)
             for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True)
-        ]
-        cast("Any", self.model).load_weights(self._received(self._group, metadata))
-
-    def _received(self, group: dist.ProcessGroup, metadata: Sequence[ParamMeta]) -> Iterator[tuple[str, torch.Tensor]]:
-        for bucket in _layout(metadata):
-            sizes = [int(torch.Size(metadata[i].shape).numel()) for i in bucket]
-            flat = torch.empty(sum(sizes), dtype=metadata[bucket.start].dtype)
-            _broadcast(group, flat)
-            for index, piece in zip(bucket, torch.split(flat, sizes), strict=True):
-                yield metadata[index].name, piece.view(metadata[index].shape).to(self.device)
+        )
+        arriving = gloo_wire.received(self._group, layout)
+        cast("Any", self.model).load_weights((name, tensor.to(self.device)) for name, tensor in arriving)
 
     def shutdown(self) -> None:
         """Leaves the group."""
         if self._group is not None:
-            stateless_destroy_torch_distributed_process_group(self._group)
+            self._group.shutdown()
             self._group = None
 
 
@@ -177,7 +139,10 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
 
     def __init__(self, *, client: VLLMWeightSyncClient, source: WeightSource, is_sender: bool) -> None:
         super().__init__(client=client, source=source, is_sender=is_sender)
-        self._group: dist.ProcessGroup | None = None
+        self._group: Any = None
+        self.seconds: dict[str, float] = {}
+        """The parts of the last push: `open` (all engines prepare), `send` (until the last byte has left this process)
+        and `load` (until every engine has loaded what it received)."""
 
     @classmethod
     def trainer_init(
@@ -198,10 +163,14 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
         pool = ThreadPoolExecutor(max_workers=1)
         try:
             joined = pool.submit(client.init_weight_transfer_engine, asdict(worker_info))
-            engine._group = _join(
+            engine._group = gloo_wire.join(
                 init_info.master_address, init_info.master_port, 0, init_info.world_size, init_info.timeout_s
             )
             joined.result(timeout=init_info.timeout_s)
+        except RuntimeError:  # of gloo, which knows who is missing; an engine that failed says why
+            if joined.done():
+                joined.result()
+            raise
         finally:
             # Joining this thread after a failure would wait for workers that never answer.
             pool.shutdown(wait=False)
@@ -220,39 +189,34 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
             dtype_names=[str(m.dtype).removeprefix("torch.") for m in metadata],
             shapes=[list(m.shape) for m in metadata],
         )
+        clock = [time.perf_counter()]
         self.client.start_weight_update()
+        clock.append(time.perf_counter())
         pool = ThreadPoolExecutor(max_workers=1)
         try:
             received = pool.submit(self.client.update_weights, asdict(update))
             self._send(self.source, metadata)
+            clock.append(time.perf_counter())
             received.result()
         finally:
             pool.shutdown(wait=False)  # see trainer_init
         self.client.finish_weight_update()
+        clock.append(time.perf_counter())
+        parts = zip(("open", "send", "load"), itertools.pairwise(clock), strict=True)
+        self.seconds = {part: end - begin for part, (begin, end) in parts}
 
     def _send(self, source: WeightSource, metadata: Sequence[ParamMeta]) -> None:
-        stream = iter(source)
+        stream = source.borrowed() if isinstance(source, CallbackSource) else iter(source)
         try:
-            self._send_buckets(stream, metadata)
+            gloo_wire.send(self._group, gloo_wire.buckets((m.name, m.dtype, m.shape) for m in metadata), stream)
         finally:
             for _ in stream:  # after a failure too: the other ranks take part in reading to the end
                 pass
 
-    def _send_buckets(self, stream: Iterator[tuple[str, torch.Tensor]], metadata: Sequence[ParamMeta]) -> None:
-        assert self._group is not None
-        for bucket in _layout(metadata):
-            sizes = [int(torch.Size(metadata[i].shape).numel()) for i in bucket]
-            flat = torch.empty(sum(sizes), dtype=metadata[bucket.start].dtype)
-            for index, place in zip(bucket, torch.split(flat, sizes), strict=True):
-                name, tensor = next(stream)
-                assert name == metadata[index].name, f"source yields {name}, metadata says {metadata[index].name}"
-                place.copy_(tensor.reshape(-1))
-            _broadcast(self._group, flat)
-
     def shutdown(self) -> None:
         """Leaves the group."""
         if self._group is not None:
-            stateless_destroy_torch_distributed_process_group(self._group)
+            self._group.shutdown()
             self._group = None
 
 
@@ -275,6 +239,10 @@ class CallbackSource(WeightSource):
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """One pass, of copies: packed senders hold several tensors while the source frees what it gathered."""
         return ((name, tensor.clone()) for name, tensor in self._parameters())
+
+    def borrowed(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """One pass without copies: each tensor is valid until the next one is read."""
+        return self._parameters()
 
 
 class ActorsClient:
