@@ -20,6 +20,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
+from envs.masking import MASK, is_secret, masked_text
 from trainer.config import RunConfig
 from trainer.config.keys import all_keys, listed
 from trainer.config.sentences import ConfigError, checks_between_keys, empty_paths, from_validation, unknown_key
@@ -107,15 +108,21 @@ def _faults(text: str, config_dir: Path) -> Iterator[str]:
     except HydraException:
         override = None
     if override is None or not override.key_or_group:
-        yield f"Cannot read {text!r}: an override is written key=value, e.g. tree.roots=4."
+        yield f"Cannot read {_shown(text)!r}: an override is written key=value, e.g. tree.roots=4."
         return
     key = override.key_or_group
     if override.is_sweep_override():
-        yield f"{text} gives several values: {key} takes one (a list is written [a,b])."
+        yield f"{_shown(text)} gives several values: {key} takes one (a list is written [a,b])."
     elif _is_group(key, config_dir):
         yield from _group_faults(override, config_dir)
     elif not _is_known(key):
         yield unknown_key(key)
+
+
+def _shown(text: str) -> str:
+    """An override as it was written, without what is secret in it."""
+    key, sign, value = text.partition("=")
+    return f"{key}={MASK}" if sign and value and is_secret(key.rpartition(".")[2]) else masked_text(text)
 
 
 def _group_faults(override: Override, config_dir: Path) -> Iterator[str]:
@@ -140,7 +147,7 @@ def _is_group(key: str, config_dir: Path) -> bool:
 
 
 def _is_known(key: str) -> bool:
-    return key in all_keys().values or key in all_keys().sections or key.startswith(("hydra.", "hydra/"))
+    return all_keys().is_known(key) or key.startswith(("hydra.", "hydra/"))
 
 
 def _first_line(error: Exception) -> str:

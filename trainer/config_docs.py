@@ -14,7 +14,8 @@ PAGE = CONFIG_DIR.parent / "docs" / "configuration.md"
 _HEAD = """\
 # Configuration
 
-Written by `python -m trainer.config_docs`; change the sections in `trainer/config/` and `envs/settings.py` instead.
+Written by `python -m trainer.config_docs`; change the sections in `trainer/config/`, `envs/settings.py`
+and `envs/decisions/settings.py` instead.
 
 `python -m trainer.main` composes the files under `conf/` with [Hydra](https://hydra.cc), applies what stands on the
 command line, and checks the result: an unknown key, a wrong value or two settings that disagree end the command with
@@ -48,8 +49,9 @@ def _sections() -> Iterator[str]:
     """Top-level keys first, then one table per top-level section, in the order of `RunConfig`."""
     plain = compose_settings([]).settings
     tables: dict[str, list[Key]] = {}
-    for key in all_keys().values.values():
-        tables.setdefault(key.name.split(".")[0] if "." in key.name else "", []).append(key)
+    for key in all_keys().rows():
+        is_of_run = "." not in key.name and key.name not in all_keys().wholes
+        tables.setdefault("" if is_of_run else key.name.split(".")[0], []).append(key)
     for section, keys in tables.items():
         yield f"## {section or 'The run'}"
         yield ""
@@ -60,11 +62,11 @@ def _sections() -> Iterator[str]:
 
 
 def _row(key: Key, plain: DictConfig) -> str:
-    value = OmegaConf.select(plain, key.name, default=key.default)
+    value = OmegaConf.select(plain, key.name, default=key.default) if plain.get(key.name.split(".")[0]) else key.default
     unset = key.required and value is None and key.name != "name"
     plain_value = OmegaConf.to_object(value) if OmegaConf.is_config(value) else value
     default = "required" if unset else f"`{json.dumps(plain_value)}`"
-    cells = [f"`{key.name}`", key.accepted, default, " ".join(key.meaning.split())]
+    cells = [f"`{all_keys().written(key.name)}`", key.accepted, default, " ".join(key.meaning.split())]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

@@ -4,31 +4,40 @@ Gradients: the loss of an optimizer step is a sum over all packs of all ranks, a
 DeepSpeed averages over ranks and knows micro-batches; so the accumulation boundary is set by hand, its own division by
 accumulation steps stays 1, and the loss is multiplied by the number of ranks to undo the average.
 
-Collectives: `score`, `reference`, `backward`, `step`, `full_parameters`, `save`, `load` and `export` must be called by
+Collectives: `score`, `reference`, `backward`, `step`, `full_parameters`, `load` and `export` must be called by
 every rank in the same order; under ZeRO-3 each forward pass is a collective too.
 """
 
-import json
 import logging
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import deepspeed  # type: ignore[import-untyped]
+import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import save
 from torch import Tensor
 
 from envs.types import Json
+from rollout_workers.adapters import adapters_of
 from trainer import lora
+from trainer.checkpoint_parts import difference, in_words, own_parts, refresh, shapes_of
+from trainer.checkpoint_shards import Shard, Shards, copy_shard
 from trainer.config import RunConfig
+from trainer.decisions.adapters import NodeAdapters, backbone, parameter_counts
+from trainer.decisions.coefficients import all_coefficients
+from trainer.decisions.masks import masks_of
+from trainer.decisions.shares import shares
 from trainer.deepspeed_settings import inference_settings, training_settings
 from trainer.forward import PackedPolicy, PackTensors, to_tensors
 from trainer.layout import chosen_layout
@@ -36,11 +45,10 @@ from trainer.layout_check import check_layout
 from trainer.packing import flat_pack
 from trainer.pretrained import load_model, write_folder
 from trainer.schedule import learning_rate
+from trainer.types import TreePack
 
 LOGITS_AT_ONCE = 1 << 26
-"""Most float32 logits that a forward pass computes at a time (256 MiB)."""
-_TAG = "state"
-_FACTS = "learner.json"
+"""Most logits that a forward pass computes at a time: 256 MiB in float32. A pack with fewer is not cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +91,10 @@ class LearnerEngine:
         """Optimizer steps done or skipped so far."""
         self.device = _join(config.learner.device, rank)
         torch.set_num_threads(config.learner.threads)
+        # Attention weights below float32's normal range make CPUs' matrix products up to twenty times slower.
+        torch.set_flush_denormal(True)
+        self._nodes: NodeAdapters | None = None
+        """The adapters of a typed decision policy."""
         policy = self._policy(train=True)
         self._adapted = config.learner.lora.rank > 0
         self._base = lora.fingerprint(policy.lm) if self._adapted else ""
@@ -90,9 +102,12 @@ class LearnerEngine:
         self.parameters = sum(p.numel() for p in policy.parameters())
         """Weights of the model, those of adapters included."""
         self.trained_parameters = sum(p.numel() for p in policy.parameters() if p.requires_grad)
+        self.shares = shares(config.model.dtype, parameter_counts(policy.lm)) if config.typed is not None else {}
+        """What a typed policy trains and holds, as `decision/*` metrics."""
+        self._masks = masks_of(config, policy.lm.config.get_text_config().vocab_size)
         settings = training_settings(config, self.parameters, self.trained_parameters)
         self._engine = _initialize(policy, settings)
-        self._reference = self._frozen() if config.loss.kl_coef > 0 and not self._adapted else None
+        self._reference = self._frozen() if self._needs_copy() and _has_divergence(config) else None
 
     def _policy(self, *, train: bool) -> PackedPolicy:
         lm = load_model(self._config, train=train)
@@ -103,7 +118,14 @@ class LearnerEngine:
         if train and self._config.learner.lora.rank > 0:
             lora.adapt(lm, self._config)
             policy.register_state_dict_post_hook(lora.keep_adapters)  # type: ignore[no-untyped-call]
+        if train and adapters_of(self._config.decision):
+            self._nodes = NodeAdapters(lm, self._config)
+            policy.route = self._nodes.route
         return policy
+
+    def _needs_copy(self) -> bool:
+        """Whether the weights that a divergence is measured from are themselves trained."""
+        return not self._adapted and (self._nodes is None or not self._nodes.is_backbone_frozen)
 
     def _frozen(self) -> Any:
         """The starting policy without gradients: split over the ranks as under ZeRO-3, or a copy if nothing is split.
@@ -121,23 +143,43 @@ class LearnerEngine:
         rows = max(self._logits_at_once // vocabulary, 1)
         return [int(value) for value in self.reduce([max(-(-n // rows), 1) for n in scored_tokens], "max")]
 
+    def tensors(self, pack: TreePack) -> PackTensors:
+        """A pack on this rank's device, with the masks under which its typed answers were sampled."""
+        return to_tensors(pack, self.device, None if self._masks is None else self._masks.of_pack(pack))
+
     def score(self, batch: PackTensors, chunks: int = 1) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the pack's trained tokens under the policy."""
         return _score(self._engine, batch, chunks)
 
     def reference(self, batch: PackTensors, chunks: int) -> Tensor:
-        """Log-probabilities of the pack's trained tokens under the starting policy: a frozen copy, or adapters off."""
+        """Log-probabilities of the pack's trained tokens under the starting policy: a frozen copy, or adapters off.
+
+        For a typed policy that is the backbone alone, also where the run began with trained adapters. A copy that the
+        run began without is loaded when a live change first gives a node a divergence term.
+        """
         if self._adapted:
             with torch.no_grad(), lora.adapters_off(self._engine.module.lm):
                 return _score(self._engine, batch, chunks)[0]
-        assert self._reference is not None, "there is a reference model only with loss.kl_coef > 0"
+        if self._reference is None and self._needs_copy():
+            self._reference = self._frozen()
+        batch = replace(batch, voice_T=None)
         with torch.no_grad():
-            return _score(self._reference, batch, chunks)[0]
+            return _score(self._engine if self._reference is None else self._reference, batch, chunks)[0]
 
-    def logprobs(self, sequences: Sequence[tuple[Sequence[int], int]]) -> list[list[float]]:
-        """For each (ids, n) the log-probabilities of the last n ids, at the rollout temperature."""
+    def logprobs(self, sequences: Sequence[tuple[Sequence[int], int]], adapter: str | None = None) -> list[list[float]]:
+        """For each (ids, n) the log-probabilities of the last n ids, at the rollout temperature.
+
+        Of a typed policy, under the adapter of the node `adapter`, or under the backbone alone.
+        """
+        found = []
         with torch.no_grad():
-            return [self.score(to_tensors(flat_pack([one]), self.device))[0].tolist() for one in sequences]
+            for one in sequences:
+                pack = flat_pack([one])
+                if adapter is not None:
+                    assert self._nodes is not None, "only a typed policy has adapters of nodes"
+                    pack = replace(pack, voice=np.full(pack.tokens, self._nodes.voice(adapter)))
+                found.append(self.score(to_tensors(pack, self.device))[0].tolist())
+        return found
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Adds the gradient of one pack's loss; `last` marks the step's last pack, after which ranks are summed."""
@@ -200,9 +242,9 @@ class LearnerEngine:
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, full tensor) of every parameter, one at a time; a tensor is valid until the next one.
 
-        Adapters are merged into the weights that they change. Under ZeRO-3 each is gathered when it is reached, so
-        every rank must walk the iterator to its end. A tied output layer is yielded under its own name too: engines
-        that keep a packed copy of it need it.
+        Adapters are merged into the weights that they change, but those of a typed policy's nodes are not. Under
+        ZeRO-3 each is gathered when it is reached, so every rank must walk the iterator to its end. A tied output layer
+        is yielded under its own name too: engines that keep a packed copy of it need it.
         """
         for weight in self._weights():
             with _gathered(weight.parts()):
@@ -210,54 +252,58 @@ class LearnerEngine:
 
     def _weights(self) -> Iterator[lora.Weight]:
         lm = self._engine.module.lm
-        yield from lora.weights(lm)
+        yield from lora.weights(lm) if self._nodes is None else backbone(lm)
         if self._tied_name is not None:
             yield lora.Weight(name=self._tied_name, parameter=lm.get_input_embeddings().weight)
 
-    def save(self, path: Path) -> None:
-        """Writes weights and optimizer state into the folder `path`, which all ranks must be able to reach.
+    def share(self, **facts: Json) -> Shard:
+        """Copies of this rank's part of the master weights and of Adam's moments, for a checkpoint; no collective.
 
-        Of a policy with adapters only these: its other weights are those at `model.path`.
+        `facts` are kept with them. Of a policy with adapters only these are copied: its other weights are those at
+        `model.path`.
         """
-        self._engine.save_checkpoint(
-            str(path),
-            tag=_TAG,
-            client_state={"updates": self.updates},
-            save_latest=False,
-            exclude_frozen_parameters=self._adapted,
-        )
-        if self._rank.index == 0:
-            (path / _FACTS).write_text(json.dumps(self._facts()) + "\n", encoding="utf-8")
+        rank, about = self._rank, {"updates": self.updates, "adapters": self._adapters(), **facts}
+        parts = own_parts(self._engine.module.lm.named_parameters(), self._engine.optimizer)
+        return copy_shard(list(parts), self._engine.optimizer, about, rank.index, rank.count)
 
-    def load(self, path: Path) -> None:
-        """Restores what `save` wrote. Raises ValueError if the run has other ranks, ZeRO stage or adapters."""
-        saved = json.loads((path / _FACTS).read_text(encoding="utf-8"))
-        if saved != self._facts():
-            raise ValueError(
-                f"the checkpoint {path} was saved with {_words(saved)}, but this run has {_words(self._facts())}"
-            )
-        found, state = self._engine.load_checkpoint(str(path), tag=_TAG, load_module_strict=not self._adapted)
-        if found is None:
-            raise ValueError(f"the checkpoint {path} cannot be read")
-        self.updates = int(state["updates"])
+    def load(self, path: Path) -> dict[str, Json]:
+        """Goes on from the shares in the folder `path`, of however many ranks and any ZeRO stage; gives their facts.
 
-    def _facts(self) -> dict[str, Json]:
+        Raises ValueError if the model has other weights or other adapters.
+        """
+        named, optimizer = list(self._engine.module.lm.named_parameters()), self._engine.optimizer
+        with Shards(path) as shards:
+            if (saved := shards.facts["adapters"]) != (here := self._adapters()):
+                raise ValueError(
+                    f"the checkpoint {path} was saved with {in_words(saved)}, but this run has {in_words(here)}"
+                )
+            if differs := difference(shards.shapes, shapes_of(named)):
+                raise ValueError(f"the checkpoint {path} is of another model: {differs}")
+            shards.restore(list(own_parts(named, optimizer)), optimizer)
+            refresh(optimizer)
+            self.updates = int(str(shards.facts["updates"]))
+            return shards.facts
+
+    def _adapters(self) -> dict[str, Json]:
+        """What must be the same where a checkpoint is loaded."""
         learner = self._config.learner
-        facts: dict[str, Json] = {"learner.ranks": self._rank.count, "learner.zero_stage": learner.zero_stage}
+        if self._nodes is not None:
+            return self._nodes.facts()
         if not self._adapted:
-            return facts
-        adapters: dict[str, Json] = {
+            return {"learner.lora.rank": 0}
+        return {
             "learner.lora.rank": learner.lora.rank,
             "learner.lora.alpha": learner.lora.alpha,
             "learner.lora.targets": f"[{','.join(learner.lora.targets)}]",
             "the base model": self._base,
         }
-        return facts | adapters
 
     def export(self, path: Path) -> None:
         """Writes a Hugging Face folder (safetensors, config, tokenizer) that transformers and vLLM load.
 
-        Adapters are merged into its weights, and written to its folder `adapter` by themselves too.
+        Adapters are merged into its weights, and written to its folder `adapter` by themselves too; those of a typed
+        policy's nodes are only written, each to its folder `adapters/NODE`. Raises RuntimeError if the disk does not
+        take it.
         """
         policy: PackedPolicy = self._engine.module
         state = {}
@@ -265,17 +311,36 @@ class LearnerEngine:
             if self._rank.index == 0 and name != self._tied_name:
                 state[name] = tensor.to("cpu", copy=True)
         if self._rank.index == 0:
-            write_folder(policy.lm, state, self._config, path)
+            try:
+                write_folder(policy.lm, state, self._config, path)
+            except (OSError, SafetensorError) as error:  # a full disk is either
+                raise RuntimeError(f"the policy could not be exported to {path}: {error}") from None
         if self._adapted:
-            self._export_adapter(path / lora.ADAPTER_FOLDER)
+            state = _copied(lora.factors(self._engine.module.lm))
+            if self._rank.index == 0:
+                lora.write_adapter(self._engine.module.lm, state, path / lora.ADAPTER_FOLDER)
+        for spec in self._nodes.specs if self._nodes is not None else ():
+            assert self._nodes is not None
+            state = _copied(self._nodes.factors(spec.name))
+            if self._rank.index == 0:
+                self._nodes.write(spec.name, state, path)
 
-    def _export_adapter(self, path: Path) -> None:
-        state = {}
-        for name, factor in lora.factors(self._engine.module.lm):
-            with _gathered([factor]):
-                state[name] = factor.detach().to("cpu", copy=True)
-        if self._rank.index == 0:
-            lora.write_adapter(self._engine.module.lm, state, path)
+    def adapter_files(self) -> dict[str, bytes]:
+        """The adapter of each node of a typed policy as a safetensors file in PEFT's format; on rank 0 only."""
+        assert self._nodes is not None, "only a typed policy has adapters of nodes"
+        found = {}
+        for spec in self._nodes.specs:
+            state = _copied(self._nodes.factors(spec.name))
+            if self._rank.index == 0:
+                found[spec.name] = save(state)
+        return found
+
+
+def _has_divergence(config: RunConfig) -> bool:
+    """Whether the loss of a run as configured has a KL term: in any node of a typed policy."""
+    if config.typed is None:
+        return config.loss.kl_coef > 0
+    return any(node.kl_coef > 0 for node in all_coefficients(config.typed, config.loss))
 
 
 def _join(device: str, rank: Rank) -> torch.device:
@@ -312,12 +377,17 @@ def _gathered(parameters: Sequence[torch.nn.Parameter]) -> Any:
     return deepspeed.zero.GatheredParameters(list(parameters), enabled=hasattr(parameters[0], "ds_id"))
 
 
+def _copied(named: Iterable[tuple[str, torch.nn.Parameter]]) -> dict[str, Tensor]:
+    """Whole parameters on the CPU, gathered one after the other where ZeRO-3 has split them."""
+    state = {}
+    for name, parameter in named:
+        with _gathered([parameter]):
+            state[name] = parameter.detach().to("cpu", copy=True).contiguous()
+    return state
+
+
 def _score(model: Any, batch: PackTensors, chunks: int) -> tuple[Tensor, Tensor]:
     scored: tuple[Tensor, Tensor] = model(
-        batch.ids_T, batch.positions_T, batch.end_T, batch.rows_R, batch.targets_R, chunks
+        batch.ids_T, batch.positions_T, batch.end_T, batch.rows_R, batch.targets_R, chunks, batch.mask_RW, batch.voice_T
     )
     return scored
-
-
-def _words(facts: dict[str, Json]) -> str:
-    return " ".join(f"{key}={value}" for key, value in facts.items())

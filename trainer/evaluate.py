@@ -15,6 +15,7 @@ from rollout_workers.types import Forest
 from trainer.config import RunConfig
 from trainer.config.sentences import ConfigError
 from trainer.metrics import eval_metrics
+from trainer.preflight import check_evaluation
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
@@ -44,25 +45,26 @@ def evaluate(config: RunConfig, samples: int) -> dict[str, float]:
     started in time or more branches than `env.max_error_share` ended in an environment error.
     """
     from envs.tasks import chosen_tasks, load_tasks
-    from rollout_workers.actor import TokenizerCodec
     from rollout_workers.fleet import Fleet
     from trainer import placement
+    from trainer.codec import run_codec
     from trainer.failures import check_failures
-    from trainer.session import chain_rules, check_prompts, collection_spec, fleet_settings, load_tokenizer, located
+    from trainer.prompts import check_prompts
+    from trainer.session import chain_rules, collection_spec, fleet_settings, load_tokenizer, located
 
     config = located(config)
     held_out = load_tasks(config.env.eval_tasks, instruction=config.env.instruction)
     tasks = chosen_tasks(held_out, config.evaluation.tasks)
-    check_prompts(TokenizerCodec(load_tokenizer(config.model)), tasks, config.limits)
-    group = placement.reserve(config, learner=False)
-    fleet = Fleet(fleet_settings(config), group, first_bundle=0)
+    tasks = check_prompts(run_codec(config, load_tokenizer(config.model)), tasks, config.limits)
+    reservation = placement.reserve(config, learner=False)
+    fleet = Fleet(fleet_settings(config), reservation.rollout, reservation.first_rollout_bundle)
     try:
         fleet.wait_ready()
         fleet.begin_work()
 
         def collect(phase: str, chains: int, temperature: float) -> Forest:
             spec = collection_spec(config, phase, tasks, chain_rules(chains), temperature)
-            harvest = fleet.collect(spec, on_progress=lambda progress: None, rejoin=lambda: None)
+            harvest = fleet.collect(spec, on_progress=lambda progress: None, rejoin=fleet.begin_work)
             check_failures(phase, harvest.ledger, harvest.failures, config.env.max_error_share)
             return harvest.forest
 
@@ -72,7 +74,7 @@ def evaluate(config: RunConfig, samples: int) -> dict[str, float]:
         return result
     finally:
         fleet.shutdown()
-        placement.release(group)
+        placement.release(reservation)
 
 
 def load_config(run: Path, overrides: Sequence[str]) -> RunConfig:
@@ -81,15 +83,26 @@ def load_config(run: Path, overrides: Sequence[str]) -> RunConfig:
     Raises ConfigError for a folder that is no finished run and for wrong overrides.
     """
     from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError  # type: ignore[import-untyped]
 
     from trainer.compose import validate
 
     stored, export = run / "config.yaml", run / "export"
     if not stored.is_file() or not (export / "config.json").is_file():
         raise ConfigError([f"{run} is not the folder of a finished run: it needs config.yaml and export/."])
+    if wrong := [text for text in overrides if not text.partition("=")[0] or "=" not in text]:
+        raise ConfigError([f"Cannot read {text!r}: a setting is written key=value." for text in wrong])
     policy = OmegaConf.create({"model": {"path": str(export)}})
-    merged = OmegaConf.merge(OmegaConf.load(stored), policy, OmegaConf.from_dotlist(list(overrides)))
-    assert isinstance(merged, DictConfig), "both parts are mappings"
+    try:
+        settings = OmegaConf.load(stored)
+        if not isinstance(settings, DictConfig):
+            raise ConfigError([f"{stored} holds no settings: it must be what a run writes there."])
+        merged = OmegaConf.merge(settings, policy, OmegaConf.from_dotlist(list(overrides)))
+    except (OSError, UnicodeDecodeError, OmegaConfBaseException, YAMLError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ConfigError([f"{stored} and the settings given cannot be read: {first.rstrip('.')}."]) from None
+    assert isinstance(merged, DictConfig), "all parts are mappings"
     return validate(merged)
 
 
@@ -107,24 +120,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--samples must be 0 or more")
     try:
         config = load_config(options.run, options.overrides)
+        check_evaluation(config)
         result: dict[str, Any] = _on_cluster(config, options.samples)
     except ConfigError as error:
         print(*error.sentences, sep="\n", file=sys.stderr)
         return 2
     except (RuntimeError, ValueError) as error:
-        print(f"The evaluation stopped: {_last_line(error)}.", file=sys.stderr)
+        from rollout_workers.deaths import last_line
+
+        print(f"The evaluation stopped: {last_line(error).rstrip('.')}.", file=sys.stderr)
         return 1
     text = json.dumps(result, indent=2)
     print(text)
     if options.json:
-        options.json.write_text(text + "\n", encoding="utf-8")
+        try:
+            options.json.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            print(f"--json {options.json} cannot be written: {error.strerror}.", file=sys.stderr)
+            return 1
     return 0
-
-
-def _last_line(error: Exception) -> str:
-    """With an error from another process, which has its traceback, the line that names the cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1].rstrip(".") if lines else type(error).__name__
 
 
 def _on_cluster(config: RunConfig, samples: int) -> dict[str, float]:

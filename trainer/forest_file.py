@@ -5,6 +5,7 @@ what the types hold (ids, log-probabilities, versions), so a file loads back int
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from envs.types import EndReason, Message, Task
-from rollout_workers.types import Forest, Node, Tree
+from rollout_workers.types import Forest, Ledger, Node, Pick, Tree
 from trainer.advantages import TreeAdvantages
+from trainer.decisions.record_json import record_from_json as step_from_json
+from trainer.decisions.record_json import record_to_json as step_to_json
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 ForestKind: TypeAlias = Literal["step", "eval"]
@@ -49,6 +52,8 @@ class TreeRecord:
     tree: Tree
     texts: tuple[NodeText, ...]
     """One per node of `tree`."""
+    ledger: Ledger | None = None
+    """What all trees of the task cost; with the task's first tree only."""
 
 
 def record_forest(
@@ -68,7 +73,8 @@ def record_forest(
         for number, tree in enumerate(group.trees):
             known = advantages[place][number].values if advantages is not None else {}
             texts = tuple(_node_text(node, decode, decode_one, known.get(i)) for i, node in enumerate(tree.nodes))
-            records.append(TreeRecord(kind=kind, step=step, task=group.task, tree=tree, texts=texts))
+            cost = group.ledger if number == 0 else None
+            records.append(TreeRecord(kind=kind, step=step, task=group.task, tree=tree, texts=texts, ledger=cost))
     return records
 
 
@@ -108,7 +114,7 @@ def forest_lines(path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
 def record_to_json(record: TreeRecord) -> dict[str, Any]:
     """The JSON object of one line."""
     task = record.task
-    return {
+    line: dict[str, Any] = {
         "kind": record.kind,
         "step": record.step,
         "task": {
@@ -118,8 +124,26 @@ def record_to_json(record: TreeRecord) -> dict[str, Any]:
             "meta": dict(task.meta),
         },
         "tree": record.tree.index,
+        "typed": record.tree.typed,
+        "picks": [pick_to_json(pick) for pick in record.tree.picks],
         "nodes": [_node_to_json(node, text) for node, text in zip(record.tree.nodes, record.texts, strict=True)],
     }
+    if record.ledger is not None:
+        line["ledger"] = ledger_to_json(record.ledger)
+    return line
+
+
+def ledger_to_json(ledger: Ledger) -> dict[str, float]:
+    """The counts that are not 0."""
+    return {name: value for name in Ledger.__slots__ if (value := getattr(ledger, name))}
+
+
+def _ledger_from_json(item: Mapping[str, Any]) -> Ledger:
+    """Counts that this version does not know are left out."""
+    known = {name: value for name, value in item.items() if name in Ledger.__slots__}
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in known.values()):
+        raise ValueError("a ledger holds numbers only")
+    return Ledger(**known)
 
 
 def record_from_json(line: Mapping[str, Any]) -> TreeRecord:
@@ -141,8 +165,10 @@ def record_from_json(line: Mapping[str, Any]) -> TreeRecord:
         )
         for item in line["nodes"]
     )
-    tree = Tree(task_id=task.id, index=line["tree"], nodes=nodes)
-    return TreeRecord(kind=line["kind"], step=line["step"], task=task, tree=tree, texts=texts)
+    picks = [_pick_from_json(item) for item in line.get("picks", ())]
+    tree = Tree(task_id=task.id, index=line["tree"], nodes=nodes, picks=picks, typed=line.get("typed", False))
+    cost = _ledger_from_json(line["ledger"]) if "ledger" in line else None
+    return TreeRecord(kind=line["kind"], step=line["step"], task=task, tree=tree, texts=texts, ledger=cost)
 
 
 def token_pieces(token_ids: Sequence[int], text: str, decode: Decode, decode_one: Callable[[int], str]) -> list[str]:
@@ -187,7 +213,7 @@ def _node_text(node: Node, decode: Decode, decode_one: Callable[[int], str], adv
 
 
 def _node_to_json(node: Node, text: NodeText) -> dict[str, Any]:
-    return {
+    line = {
         "parent": node.parent,
         "slot": node.slot,
         "action": text.action,
@@ -197,12 +223,20 @@ def _node_to_json(node: Node, text: NodeText) -> dict[str, Any]:
         "score": node.score,
         "advantage": text.advantage,
         "tool_calls": node.tool_calls,
+        "entropy": node.entropy,
         "pieces": list(text.pieces),
         "token_ids": list(node.token_ids),
         "logprobs": list(node.logprobs),
         "versions": list(node.versions),
         "observation_ids": list(node.observation_ids),
     }
+    if node.record is not None:
+        line["record"] = step_to_json(node.record)
+    if node.result:
+        line["result"] = node.result
+    if node.note:
+        line["note"] = node.note
+    return line
 
 
 def _node_from_json(item: Mapping[str, Any]) -> Node:
@@ -216,5 +250,20 @@ def _node_from_json(item: Mapping[str, Any]) -> Node:
         reward=item["reward"],
         score=item["score"],
         tool_calls=item["tool_calls"],
+        note=item.get("note", ""),
+        entropy=item.get("entropy"),
         slot=item["slot"],
+        record=step_from_json(item["record"]) if item.get("record") else None,
+        result=item.get("result", ""),
     )
+
+
+def pick_to_json(pick: Pick) -> dict[str, Any]:
+    """One round of a line. A score of −∞, of a node about which nothing was known, is null in JSON."""
+    scores = [[node, score if math.isfinite(score) else None] for node, score in pick.scores]
+    return {"chosen": list(pick.chosen), "scores": scores}
+
+
+def _pick_from_json(item: Mapping[str, Any]) -> Pick:
+    scores = tuple((node, -math.inf if score is None else score) for node, score in item["scores"])
+    return Pick(scores=scores, chosen=tuple(item["chosen"]))

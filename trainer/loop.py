@@ -1,83 +1,103 @@
 """The training loop, as a table of contents: collect with credit → pack → learn → push → log.
 
-Synchronous: version v of the weights collects the forest of step v + 1, the learner makes version v + 1 from it, and
-every engine has that version before the next branch starts. The driver runs this; it waits for the scheduler (collect),
-for the learner ranks (learn) and for both sides (push), each with a time limit of its own.
+Version v of the weights learns the forest of step v + 1, which makes version v + 1, and every engine has that version
+before anything else happens. Forests are collected in turn with that, or by a thread that is up to `max_staleness`
+versions ahead; the story is the same (`trainer/forests.py`). The driver runs this; it waits for a forest (collect), for
+the learner ranks (learn) and for both sides (push), each with a time limit of its own.
 """
 
 import time
 
-from trainer import checkpoint
-from trainer.collecting import StepHarvest, collect_step
+from trainer.collecting import StepHarvest
 from trainer.config import RunConfig
+from trainer.endings import finish, leave
+from trainer.forests import ForestSource
+from trainer.guards import check_guards
 from trainer.metrics import collection_metrics, eval_metrics
 from trainer.packing import pack_forest
 from trainer.push import probe_contexts
-from trainer.report import write_report
-from trainer.run_folder import library_versions
-from trainer.session import Session, chain_rules, tree_rules
+from trainer.session import Session, chain_rules
+from trainer.stopping import StopRequest
 from trainer.totals import Totals
 from trainer.tracking import system_metrics
 
 
-def run(config: RunConfig) -> int:
-    """One training run, from start or checkpoint to report; returns the exit code."""
+def run(config: RunConfig, stop: StopRequest) -> int:
+    """One training run, from start or checkpoint to report; returns the exit code. Raises Stopped when asked to end."""
     started = time.perf_counter()
-    with Session(config) as session:
-        loop = Loop(session)
-        loop.train()
-        loop.finish(time.perf_counter() - started)
+    with Session(config, stop) as session:
+        loop = Loop(session, started)
+        stop.heed()
+        try:
+            loop.train()
+            finish(loop)
+        except Exception as error:  # whatever ends the run early, what it has learned is worth keeping
+            leave(loop, error)
+            raise
     return 0
 
 
 class Loop:
-    """The state between steps is `totals` and what the learner holds; a checkpoint has both."""
+    """The state between steps is `totals`, `session.policy` and what the learner holds; a checkpoint has it all."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, started: float) -> None:
         self.session = session
         self.config = session.config
         self.totals = Totals()
+        self.latest: dict[str, float] = {}  # metrics of the newest step
+        self.is_between_steps = True  # learner and bookkeeping agree on what the newest step is
+        self.started, self.replaced = started, 0  # what runs before this one have taken counts as well
 
     def train(self) -> None:
         """All steps, with evaluation before and after, and checkpoints between."""
+        session = self.session
+        session.pusher.use_probes([session.codec.prompt(task) for task in session.eval_tasks or session.train_tasks])
         self.restore()
-        session, totals = self.session, self.totals
+        totals = self.totals
         session.progress.start(self.config.steps, done=totals.step, title=self.config.name)
-        session.pusher.use_probes([session.codec.prompt(task) for task in session.eval_tasks])
-        start: dict[str, float] = {}
+        start = {"data/skipped_prompts": float(session.skipped_prompts)} if totals.before is None else {}
+        start |= session.learner.shares
         self.push(start)
         if totals.before is None:
             totals.before = self.evaluate(start)
         self.record(start)
-        while totals.step < self.config.steps:
-            self.step(totals.step + 1)
+        with session.forests(totals.step + 1) as forests:
+            while totals.step < self.config.steps:
+                self.step(totals.step + 1, forests)
         if totals.after is None or totals.after["eval/step"] != totals.step:
             end: dict[str, float] = {}
             totals.after = self.evaluate(end)
             self.record(end)
 
-    def step(self, step: int) -> None:
+    def step(self, step: int, forests: ForestSource) -> None:
         """One optimizer phase."""
-        config, session = self.config, self.session
-        metrics: dict[str, float] = {}
-        rules, temperature, version = tree_rules(config), config.rollout.temperature, self.totals.version
+        config, session, totals = self.config, self.session, self.totals
+        metrics = session.policy.look(step)
+        session.stop.check()
         with session.timed("collect", metrics):
-            found = collect_step(
-                config,
-                step,
-                session.train_tasks,
-                lambda phase, tasks, before: session.collect(phase, tasks, rules, temperature, version, before),
-            )
-        metrics |= collection_metrics(found.forest, found.ledger, metrics["time/collect_s"]) | found.stats
+            found = forests.next(step)
+        metrics |= collection_metrics(found.forest, found.ledger, found.seconds, config.rollout.actors) | found.stats
         with session.timed("learn", metrics):
-            packed = pack_forest(*found.for_learner, config.loss, config.learner, session.hidden_size)
-            metrics |= packed.stats | session.learner.train(packed.mini_batches)
-        self.totals.advance(found.ledger)
-        session.pusher.use_probes(probe_contexts(found.forest, config.push.probe_prompts))
-        self.push(metrics)
-        if config.evaluation.every and step % config.evaluation.every == 0:
-            self.totals.after = self.evaluate(metrics)
-        self.log(found, metrics)
+            lesson, plan = session.policy.lesson(found), session.policy.plan()
+            packed = pack_forest(*lesson, config.loss, config.learner, session.hidden_size, totals.version, plan)
+        try:
+            with session.learner.turn:  # until the push is done no replaced actor may get weights
+                self.is_between_steps = False
+                with session.timed("learn", metrics):
+                    metrics |= packed.stats | session.learner.train(packed.mini_batches)
+                totals.advance(found.ledger, found.stats)
+                metrics |= session.policy.advance(found, metrics)
+                self.latest, self.is_between_steps = {}, True
+                session.pusher.use_probes(probe_contexts(found.forest, config.push.probe_prompts))
+                self.push(metrics)
+            forests.pushed(totals.version)
+            if config.evaluation.every and step % config.evaluation.every == 0:
+                with forests.hold():
+                    totals.after = self.evaluate(metrics)
+        finally:  # what was learned is on record, also if the push or the evaluation ends the run
+            if self.is_between_steps:
+                self.log(found, metrics)
+        check_guards(config.guards, step, metrics)
         if config.checkpoint.every and step % config.checkpoint.every == 0:
             self.save()
 
@@ -85,65 +105,46 @@ class Loop:
         """Every engine gets the learner's weights; the run stops if they do not agree afterwards."""
         with self.session.timed("push", metrics):
             metrics |= self.session.pusher.push(self.totals.version)
-        self.session.fleet.begin_work()
         self.totals.see_parity(metrics)
 
     def evaluate(self, metrics: dict[str, float]) -> dict[str, float]:
         """Greedy chains on the held-out tasks; adds `eval/*` to `metrics` and returns them."""
         session, step = self.session, self.totals.step
         with session.timed("eval", metrics):
-            harvest = session.collect(f"eval-{step}", session.eval_tasks, chain_rules(), 0.0, self.totals.version)
+            harvest = session.collect(f"eval-{step}", session.eval_tasks, chain_rules(), 0.0)
         result = {**eval_metrics(harvest.forest), "eval/step": float(step)}
         metrics |= result
-        limit = self.config.evaluation.sample_trees
-        session.tracker.log_trees(
-            step, session.folder.write_forest("eval", step, harvest.forest, session.decode, limit=limit)
-        )
+        session.keep_trees("eval", step, harvest.forest, self.config.evaluation.sample_trees)
         session.progress.note(f"held-out success {result['eval/success']:.3f} on {result['eval/n']:.0f} tasks")
         return result
 
     def record(self, metrics: dict[str, float]) -> None:
         """Into the totals, metrics.jsonl and W&B."""
-        self.totals.spend(metrics)
-        self.totals.restarts = self.session.fleet.restarts
-        metrics |= {"rollout/actors_replaced": float(self.totals.restarts), **system_metrics()}
-        self.session.folder.append_metrics(self.totals.step, metrics)
-        self.session.tracker.log(self.totals.step, metrics)
+        session, totals = self.session, self.totals
+        totals.spend(metrics)
+        totals.seconds["total"] = time.perf_counter() - self.started
+        totals.restarts = self.replaced + session.fleet.restarts
+        metrics |= {"rollout/actors_replaced": float(totals.restarts), "system/resumes": float(totals.resumes)}
+        metrics |= {**system_metrics(), **session.store.metrics(), **session.tracker.metrics(), **session.saver.news()}
+        self.latest |= metrics
+        session.folder.append_metrics(totals.step, metrics)
+        session.tracker.log(totals.step, metrics)
 
     def log(self, found: StepHarvest, metrics: dict[str, float]) -> None:
         """A finished step: its metrics, the display, and some of its trees."""
-        session, folder, step, log = self.session, self.session.folder, self.totals.step, self.config.logger
+        session, step, log = self.session, self.totals.step, self.config.logger
         self.record(metrics)
         session.progress.step(step, metrics)
         if log.sample_trees and step % log.forest_every == 0:
-            kept = folder.write_forest("step", step, found.forest, session.decode, found.credit, log.sample_trees)
-            session.tracker.log_trees(step, kept)
+            session.keep_trees("step", step, found.forest, log.sample_trees, found.credit)
 
     def restore(self) -> None:
         """Continues from the checkpoint that `resume` names; no request is served before its weights are pushed."""
-        found = checkpoint.find(self.config.resume, self.session.folder.checkpoints)
-        if found is None:
-            return
-        self.session.learner.load(found.resolve())
-        self.totals = Totals.from_json(checkpoint.driver_state(found))
-        self.session.progress.note(f"resumed from {found} after step {self.totals.step}")
+        if (state := self.session.resume()) is not None:
+            self.totals, self.latest, self.replaced = state.totals, dict(state.metrics), state.totals.restarts
+            self.totals.resumes += 1
+            self.started -= state.totals.seconds.get("total", 0.0)
 
     def save(self) -> None:
-        """A checkpoint of this step; older ones beyond `checkpoint.keep` go."""
-        path = checkpoint.folder(self.session.folder.checkpoints, self.totals.step)
-        self.session.learner.save(path.resolve())
-        checkpoint.finish(path, self.totals.to_json())
-        checkpoint.prune(self.session.folder.checkpoints, self.config.checkpoint.keep)
-
-    def finish(self, seconds: float) -> None:
-        """Last checkpoint, Hugging Face export, summary and report."""
-        session, folder = self.session, self.session.folder
-        self.save()
-        session.learner.export(folder.export.resolve())
-        self.totals.seconds["total"] = seconds
-        model, seed = session.as_set.model.path, self.config.seed
-        summary = self.totals.summary(seed=seed, versions=library_versions(), model=model)
-        folder.write_summary(summary)
-        session.tracker.summary(summary)
-        report = write_report(folder.path)
-        session.progress.note(f"{self.totals.last_words()}; report {report}; policy {folder.export}")
+        """A checkpoint of this step, written while the run goes on; older ones beyond `checkpoint.keep` go."""
+        self.session.saver.save(self.totals.step, self.session.state(self.totals, self.latest).to_json())

@@ -5,7 +5,8 @@ the learner sees merged weights under the base model's own names: W + (alpha / r
 """
 
 import hashlib
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,13 +43,13 @@ class Weight:
 
     def parts(self) -> list[nn.Parameter]:
         """All parameters that `full` reads: under ZeRO-3 they must be gathered together."""
-        return [self.parameter] if self.layer is None else [self.parameter, *_factors(self.layer)]
+        return [self.parameter] if self.layer is None else [self.parameter, *factor_pair(self.layer)]
 
     def full(self) -> Tensor:
         """W, or W + (alpha / rank) B A, summed in float32 and rounded once to the dtype of W."""
         if self.layer is None:
             return self.parameter.detach()
-        a_RI, b_OR = (factor.detach().float() for factor in _factors(self.layer))
+        a_RI, b_OR = (factor.detach().float() for factor in factor_pair(self.layer))
         delta_OI = b_OR @ a_RI * self.layer.scaling[_NAME]
         weight = self.parameter.detach()
         full: Tensor = weight.float() + (delta_OI.T if self.layer.fan_in_fan_out else delta_OI)
@@ -62,7 +63,7 @@ def adapt(lm: "PreTrainedModel", config: RunConfig) -> None:
     the embedding's.
     """
     lora = config.learner.lora
-    adapted = _adapted(lm, lora.targets, config.model.path)
+    adapted = adapted_layers(lm, lora.targets, config.model.path)
     settings = LoraConfig(
         base_model_name_or_path=config.model.path,
         task_type="CAUSAL_LM",
@@ -80,7 +81,7 @@ def adapt(lm: "PreTrainedModel", config: RunConfig) -> None:
 def weights(lm: "PreTrainedModel") -> Iterator[Weight]:
     """Every weight of the base model once, in its own order, whether `lm` has adapters or not."""
     layers = dict(_layers(lm))
-    factors = {id(factor) for layer in layers.values() for factor in _factors(layer)}
+    factors = {id(factor) for layer in layers.values() for factor in factor_pair(layer)}
     for name, parameter in lm.named_parameters():
         if id(parameter) not in factors:
             layer = layers.get(name.removesuffix(".base_layer.weight"))
@@ -90,7 +91,7 @@ def weights(lm: "PreTrainedModel") -> Iterator[Weight]:
 def factors(lm: "PreTrainedModel") -> Iterator[tuple[str, nn.Parameter]]:
     """(name as PEFT stores it, parameter) of every A and B; nothing if `lm` has no adapters."""
     for name, layer in _layers(lm):
-        a_RI, b_OR = _factors(layer)
+        a_RI, b_OR = factor_pair(layer)
         yield f"base_model.model.{name}.lora_A.weight", a_RI
         yield f"base_model.model.{name}.lora_B.weight", b_OR
 
@@ -113,11 +114,16 @@ def adapters_off(lm: "PreTrainedModel") -> Iterator[None]:
 
 def fingerprint(lm: "PreTrainedModel") -> str:
     """Eight digits that tell base models apart by the first values of every weight; before ZeRO splits them."""
-    digest = hashlib.sha256()
-    for weight in weights(lm):
-        digest.update(weight.name.encode())
-        digest.update(weight.parameter.detach().flatten()[:_FINGERPRINT_VALUES].float().cpu().numpy().tobytes())
-    return digest.hexdigest()[:8]
+    return digest(weights(lm))
+
+
+def digest(bases: Iterable[Weight]) -> str:
+    """`fingerprint` of the weights of a base model."""
+    found = hashlib.sha256()
+    for weight in bases:
+        found.update(weight.name.encode())
+        found.update(weight.parameter.detach().flatten()[:_FINGERPRINT_VALUES].float().cpu().numpy().tobytes())
+    return found.hexdigest()[:8]
 
 
 def keep_adapters(_module: nn.Module, state: dict[str, Any], _prefix: str, _metadata: object) -> None:
@@ -128,12 +134,25 @@ def keep_adapters(_module: nn.Module, state: dict[str, Any], _prefix: str, _meta
 
 def write_adapter(lm: "PreTrainedModel", state: dict[str, Tensor], path: Path) -> None:
     """Writes the adapters, `state` with the names of `factors`, as a folder in PEFT's format."""
+    settings = lm.peft_config[_NAME]
+    assert isinstance(settings, LoraConfig)
+    write_folder(settings, state, path)
+
+
+def write_folder(settings: LoraConfig, state: dict[str, Tensor], path: Path) -> None:
+    """Writes a folder in PEFT's format."""
     path.mkdir(parents=True, exist_ok=True)
-    lm.peft_config[_NAME].save_pretrained(str(path))
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, path / "adapter_model.safetensors")
+    settings.save_pretrained(str(path))
+    file = path / "adapter_model.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, file)
+    shutil.copymode(path / "adapter_config.json", file)  # as other users may read the rest, they may read this
 
 
-def _adapted(lm: "PreTrainedModel", targets: tuple[str, ...], model: str) -> list[nn.Module]:
+def adapted_layers(lm: "PreTrainedModel", targets: tuple[str, ...], model: str) -> list[nn.Module]:
+    """The linear layers that `learner.lora.targets` names; the output layer may be among those of `[all-linear]`.
+
+    Raises ValueError if a name matches none, or an output layer whose weight is the embedding's.
+    """
     linear = {name: layer for name, layer in lm.named_modules() if isinstance(layer, nn.Linear | Conv1D)}
     if targets == (ALL_LINEAR,):
         return list(linear.values())
@@ -160,9 +179,9 @@ def _layers(lm: "PreTrainedModel") -> Iterator[tuple[str, Linear]]:
     return ((name, module) for name, module in lm.named_modules() if isinstance(module, Linear))
 
 
-def _factors(layer: Linear) -> tuple[nn.Parameter, nn.Parameter]:
+def factor_pair(layer: Linear, adapter: str = _NAME) -> tuple[nn.Parameter, nn.Parameter]:
     """A with shape (rank, inputs) and B with shape (outputs, rank)."""
-    a_RI, b_OR = layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight
+    a_RI, b_OR = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
     assert isinstance(a_RI, nn.Parameter)
     assert isinstance(b_OR, nn.Parameter)
     return a_RI, b_OR

@@ -8,13 +8,13 @@ import argparse
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from omegaconf import OmegaConf
 
+from envs.masking import masked_text
 from trainer.cluster import connect
 from trainer.compose import CONFIG_DIR, compose, compose_settings
 from trainer.config import RunConfig
@@ -22,6 +22,8 @@ from trainer.config.sentences import ConfigError
 from trainer.plan import plan
 from trainer.preflight import Findings, check_files
 from trainer.resources import check_cluster
+from trainer.run_folder import masked_config
+from trainer.stopping import ENDED, Stopped, StopRequest
 
 REFUSED = 2
 """Exit code for a setting, a file or a cluster that cannot be used."""
@@ -29,8 +31,6 @@ FAILED = 1
 """Exit code when a started run could not go on; the last line says why."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
-TERMINATED = 143
-"""Exit code after SIGTERM, which is what `ray job stop` sends."""
 
 _EXAMPLES = """\
 examples:
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(note, file=sys.stderr)
         return _on_cluster(config, findings)
     except ConfigError as error:
-        print(*error.sentences, sep="\n", file=sys.stderr)
+        print(*map(masked_text, error.sentences), sep="\n", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:  # before the cluster was joined
         print("Interrupted.", file=sys.stderr)
@@ -66,7 +66,8 @@ def _print_settings(overrides: Sequence[str], config_dir: Path) -> int:
     composed = compose_settings(overrides, config_dir=config_dir)
     if composed.faults:
         raise ConfigError(list(composed.faults))
-    print(OmegaConf.to_yaml(composed.settings), end="")
+    plain = cast(dict[str, object], OmegaConf.to_container(composed.settings, resolve=False))
+    print(OmegaConf.to_yaml(OmegaConf.create(masked_config(plain))), end="")
     return 0
 
 
@@ -75,14 +76,9 @@ def _on_cluster(config: RunConfig, findings: Findings) -> int:
     import ray
 
     connect(config)
-    stops: list[int] = []
+    stop = StopRequest()
 
-    def on_sigterm(number: int, _frame: FrameType | None) -> NoReturn:
-        stops.append(number)
-        raise KeyboardInterrupt  # Ray's waits let no other exception through
-
-    try:
-        signal.signal(signal.SIGTERM, on_sigterm)  # after ray.init, which sets its own
+    def work() -> int:
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         faults = check_cluster(config, resources, [node["Resources"] for node in nodes if node["Alive"]])
@@ -93,25 +89,56 @@ def _on_cluster(config: RunConfig, findings: Findings) -> int:
             return 0
         from trainer.loop import run
 
-        return run(config)
-    except ConfigError:
-        raise
-    except (RuntimeError, ValueError) as error:
-        print(f"The run stopped: {str(error).rstrip('.')}. Traceback: {_keep_traceback(config)}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print("Stopped by SIGTERM." if stops else "Interrupted.", file=sys.stderr)
-        return TERMINATED if stops else INTERRUPTED
+        return run(config, stop)
+
+    try:
+        signal.signal(signal.SIGTERM, stop.on_sigterm)  # after ray.init, which sets its own
+        return exit_code(config, stop, work)
     finally:
         ray.shutdown()
 
 
-def _keep_traceback(config: RunConfig) -> Path:
-    """Writes the traceback of the error being handled into the run folder, where it hides no sentence."""
+def exit_code(config: RunConfig, stop: StopRequest, work: Callable[[], int]) -> int:
+    """Does the `work`, and says how it ended if it did not end by itself. Only ConfigError goes through."""
+    try:
+        return work()
+    except ConfigError:
+        raise
+    except Stopped as stopped:
+        print(f"{stopped}.", file=sys.stderr)
+        return ENDED
+    except Exception as error:  # of any kind, a learner's too: one sentence for the user, the rest into a file
+        print(f"The run stopped: {_sentence(error)}. Traceback: {_keep_traceback(config)}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print(stop.words, file=sys.stderr)
+        return INTERRUPTED if stop.exit_code is None else stop.exit_code
+
+
+def _sentence(error: Exception) -> str:
+    """What an error says, secrets masked; of one that is not meant to be read by users the type as well.
+
+    Of Ray's own errors those come here that no wait for an actor has put into a sentence, e.g. a full object store.
+    """
+    from ray.exceptions import RayError
+
+    from rollout_workers.deaths import cause
+
+    said = cause(error) if isinstance(error, RayError) else " ".join(str(error).split())
+    if not isinstance(error, RuntimeError | ValueError | OSError | RayError) or not said:
+        said = f"{type(error).__name__}: {said}".removesuffix(": ")
+    return masked_text(said).rstrip(".")
+
+
+def _keep_traceback(config: RunConfig) -> str:
+    """Writes the traceback of the error being handled into the run folder, where it hides no sentence; says where."""
     file = Path(config.runs_dir) / config.name / "traceback.txt"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(traceback.format_exc(), encoding="utf-8")
-    return file
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(masked_text(traceback.format_exc()), encoding="utf-8")
+    except OSError as error:  # perhaps the same that ended the run, e.g. a full disk
+        return f"not kept ({error})"
+    return str(file)
 
 
 class _Parser(argparse.ArgumentParser):

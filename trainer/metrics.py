@@ -9,6 +9,7 @@ from rollout_workers import trees
 from rollout_workers.types import Forest, Ledger
 from trainer.advantages import TreeAdvantages, leaf_rewards
 from trainer.credit import contributes
+from trainer.pick_metrics import pick_metrics
 
 
 def mean_score(forest: Forest) -> tuple[float, int]:
@@ -17,27 +18,45 @@ def mean_score(forest: Forest) -> tuple[float, int]:
     return (sum(scores) / len(scores) if scores else 0.0), len(scores)
 
 
-def collection_metrics(forest: Forest, ledger: Ledger, seconds: float) -> dict[str, float]:
-    """`rollout/*`, `tree/*` and `ledger/*` of one collection that took `seconds`."""
+def collection_metrics(forest: Forest, ledger: Ledger, seconds: float, actors: int = 1) -> dict[str, float]:
+    """`rollout/*`, `tree/*` and `ledger/*` of one collection that `actors` engines grew in `seconds`."""
     grown = [tree for group in forest for tree in group.trees]
     nodes = [node for tree in grown for node in tree.nodes]
     leaves = [node for node in nodes if node.is_leaf]
     ends = Counter(node.end.value for node in leaves if node.end is not None)
     success, _ = mean_score(forest)
     rewards = [node.reward for node in leaves if node.reward is not None]
-    prefill = ledger.prefill_tokens_computed + ledger.prefill_tokens_cached
     return {
         "rollout/success": success,
         "rollout/reward": sum(rewards) / max(len(rewards), 1),
         "rollout/tokens_per_s": ledger.sampled_tokens / seconds,
         "rollout/sampled_tokens_per_leaf": ledger.sampled_tokens / max(len(leaves), 1),
-        "rollout/cached_prefill_share": ledger.prefill_tokens_cached / max(prefill, 1),
+        "rollout/engine_busy_share": ledger.engine_busy_s / (actors * seconds),
+        **prefill_metrics(ledger),
         **{f"rollout/end_{end}_share": count / len(leaves) for end, count in sorted(ends.items())},
         "tree/trees": len(grown),
         "tree/leaves": len(leaves),
         "tree/nodes": len(nodes),
         "tree/depth": sum(max(trees.depths(tree)) for tree in grown) / max(len(grown), 1),
+        **pick_metrics(forest),
         **{f"ledger/{name}": float(value) for name, value in asdict(ledger).items()},
+    }
+
+
+def prefill_metrics(ledger: Ledger) -> dict[str, float]:
+    """How much of the prompts and observations the engines ran through the model, against what was new in them.
+
+    `rollout/prefill_overhead` = computed / unique; 1 is the least possible. `rollout/prefill_block_bound` is what a
+    cache of whole blocks allows at best (`rollout_workers.branch.block_bound`). With 900 computed, 600 unique and 330
+    known tokens that share a block with new ones, these are 1.5 and 1.55: a token that the engine sampled beyond the
+    end of a step is in the cache, and so the overhead may be below the bound.
+    """
+    computed, unique = ledger.prefill_tokens_computed, max(ledger.prefill_tokens_unique, 1)
+    return {
+        "rollout/cached_prefill_share": ledger.prefill_tokens_cached / max(computed + ledger.prefill_tokens_cached, 1),
+        "rollout/prefill_overhead": computed / unique,
+        "rollout/prefill_block_bound": (ledger.prefill_tokens_unique + ledger.prefill_tokens_block_bound) / unique,
+        "rollout/ledger_mismatch": float(ledger.engine_mismatch),
     }
 
 

@@ -14,15 +14,16 @@ from itertools import pairwise
 import numpy as np
 
 from rollout_workers.trees import path
-from rollout_workers.types import Forest, Tree
+from rollout_workers.types import ROOT, Forest, Tree
 from trainer.advantages import TreeAdvantages
 from trainer.config import LearnerConfig, LossConfig
 from trainer.credit import contributes, path_credit, tree_credit
+from trainer.decisions.packing import TypedPlan, typed_parts
 from trainer.layout import chosen_layout
 from trainer.leaf_weights import leaf_weights
 from trainer.pieces import CreditedTree, Piece, fill, rows, size, split, total_cost
 from trainer.ratio_units import Placed, ratio_units
-from trainer.types import PackedForest, RatioLevel, TreePack, blank_pack
+from trainer.types import Answer, PackedForest, RatioLevel, TreePack, blank_pack
 
 
 def pack_forest(
@@ -31,14 +32,17 @@ def pack_forest(
     loss: LossConfig,
     learner: LearnerConfig,
     hidden_size: int,
+    version: int | None = None,
+    typed: TypedPlan | None = None,
 ) -> PackedForest:
     """Packs of one learning phase: `learner.mini_batches` optimizer steps over contiguous parts of the forest.
 
     `advantages` is parallel to `forest`. Leaves without a reward are not trained. Leaves whose advantage is 0 add
     nothing to the gradient without a KL or entropy term, so then their paths are left out (the weights of all others
-    stay the same). `hidden_size` of the model says what attention costs, for the balance of packs only. Raises
-    ValueError if one path alone has more tokens than `learner.max_tokens_per_pack`, and for a log-probability of the
-    rollout engine that is not finite.
+    stay the same). `hidden_size` of the model says what attention costs, for the balance of packs only. `version` of
+    the weights to be trained marks the tokens that they sampled; None marks all. `typed` says what is trained of typed
+    trees (`trainer/decisions/packing.py`). Raises ValueError if one path alone has more tokens than
+    `learner.max_tokens_per_pack`, and for a log-probability of the rollout engine that is not finite.
     """
     bounds = [round(i * len(forest) / learner.mini_batches) for i in range(learner.mini_batches + 1)]
     cut = rows if chosen_layout(learner) == "flat" else split
@@ -46,12 +50,14 @@ def pack_forest(
     parts: list[CreditedTree] = []
     pieces: list[Piece] = []
     for start, stop in pairwise(bounds):
-        batch = _credited(forest[start:stop], advantages[start:stop], loss)
+        batch = _credited(forest[start:stop], advantages[start:stop], loss, typed)
         cuts = [piece for part in batch for piece in cut(part, learner.max_tokens_per_pack)]
         dealt.append(_deal(fill(cuts, learner.max_tokens_per_pack, learner.ranks, hidden_size), learner, hidden_size))
         parts.extend(batch)
         pieces.extend(cuts)
-    mini_batches = [[[lay_out(m, loss.ratio_level) for m in members] for members in ranks] for ranks in dealt]
+    mini_batches = [
+        [[lay_out(m, loss.ratio_level, version, typed) for m in members] for members in ranks] for ranks in dealt
+    ]
     packs = [pack for rank_packs in mini_batches for packs in rank_packs for pack in packs]
     stats = _token_stats(parts, pieces) | {
         "tree/trained_tokens": float(sum(pack.trained_tokens for pack in packs)),
@@ -62,20 +68,41 @@ def pack_forest(
     return PackedForest(mini_batches=mini_batches, stats=stats)
 
 
-def lay_out(pieces: Sequence[Piece], ratio_level: RatioLevel = "token") -> TreePack:
+def lay_out(
+    pieces: Sequence[Piece],
+    ratio_level: RatioLevel = "token",
+    version: int | None = None,
+    typed: TypedPlan | None = None,
+) -> TreePack:
     """One pack with the given pieces one after the other; the empty pack if there is none."""
     if not pieces:
-        return blank_pack(1)
+        return _voiced(blank_pack(1), [], typed)
     pack = blank_pack(sum(piece.tokens for piece in pieces))
     placed: list[Placed] = []
     start = 0
     for piece in pieces:
-        placed.append((piece, _place(pack, piece, start)))
+        placed.append((piece, _place(pack, piece, start, version)))
         start += piece.tokens
-    return replace(pack, units=ratio_units(placed, ratio_level))
+    return _voiced(replace(pack, units=ratio_units(placed, ratio_level)), placed, typed)
 
 
-def _place(pack: TreePack, piece: Piece, start: int) -> dict[int, int]:
+def _voiced(pack: TreePack, placed: Sequence[Placed], typed: TypedPlan | None) -> TreePack:
+    """A typed policy's pack with the adapter of each token, its answers, and the coefficients of their loss."""
+    if typed is None:
+        return pack
+    voice = np.full(pack.tokens, -1, np.int64)
+    answers = []
+    for piece, begin in placed:
+        for index in piece.nodes:
+            if (record := piece.tree.nodes[index].record) is not None:
+                start, stop = begin[index], begin[index] + size(piece.tree, index)
+                answers.append(Answer(start=start, stop=stop, node=typed.place[record.node]))
+                # the prompt before it speaks with the same voice
+                voice[start:stop] = voice[begin[ROOT] : begin[ROOT] + size(piece.tree, ROOT)] = typed.voice(record.node)
+    return replace(pack, voice=voice, answers=tuple(answers), coefficients=typed.coefficients)
+
+
+def _place(pack: TreePack, piece: Piece, start: int, version: int | None) -> dict[int, int]:
     """Writes a piece into the arrays of `pack`, from index `start` on; returns where each node begins."""
     begin: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -91,6 +118,7 @@ def _place(pack: TreePack, piece: Piece, start: int) -> dict[int, int]:
             pack.source[start:stop] = (previous, *range(start, stop - 1))
         sampled = slice(start, start + len(node.token_ids))
         pack.old_logprobs[sampled] = node.logprobs
+        pack.is_current[sampled] = version is None or np.equal(node.versions, version)
         if index not in piece.context:
             pack.positive[sampled] = piece.credit.positive[index]
             pack.negative[sampled] = piece.credit.negative[index]
@@ -126,13 +154,18 @@ def flat_pack(sequences: Sequence[tuple[Sequence[int], int]]) -> TreePack:
     return pack
 
 
-def _credited(groups: Forest, advantages: Sequence[Sequence[TreeAdvantages]], loss: LossConfig) -> list[CreditedTree]:
+def _credited(
+    groups: Forest, advantages: Sequence[Sequence[TreeAdvantages]], loss: LossConfig, typed: TypedPlan | None
+) -> list[CreditedTree]:
     """The trees of one mini-batch, each with the leaves that are laid out."""
+    for tree in (tree for group in groups for tree in group.trees):
+        _check_logprobs(tree)
+    if typed is not None:
+        return typed_parts(groups, advantages, loss, typed)
     regularised = loss.kl_coef > 0 or loss.entropy_coef > 0
     parts = []
     for group, per_tree, weights in zip(groups, advantages, leaf_weights(groups, advantages, loss), strict=True):
         for tree, found, at_leaf in zip(group.trees, per_tree, weights, strict=True):
-            _check_logprobs(tree)
             weighted = [leaf for leaf in found.leaves if at_leaf[leaf] > 0]
             kept = [leaf for leaf in weighted if regularised or contributes(tree, leaf, found)]
             part = CreditedTree(

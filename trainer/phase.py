@@ -10,22 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.config import LossConfig, RunConfig
-from trainer.forward import to_tensors
+from trainer.config import RunConfig
+from trainer.decisions.node_meter import NodeMeter
+from trainer.guards import PhaseGuard, larger
 from trainer.loss import LossParts, pack_loss
 from trainer.loss_inputs import loss_inputs
-from trainer.types import TreePack
+from trainer.types import NodeCoefficients, TreePack
 
 if TYPE_CHECKING:
     from trainer.engine import LearnerEngine, StepResult
 
-_SUMS = ("tokens", "ratios", "clipped", "kl_old", "kl_engine", "entropy", "kl_reference", "tis_weight", "tis_capped")
+_SUMS = (
+    "tokens", "current", "ratios", "clipped", "kl_old", "kl_engine", "entropy", "kl_reference", "tis_weight",
+    "tis_capped",
+)  # fmt: skip
 _MAXIMA = ("ratio_max", "logprob_diff_max")
-
-
-def larger(one: float, other: float) -> float:
-    """The larger one; NaN if either is NaN, which Python's `max` keeps only in first place."""
-    return math.nan if math.isnan(one) or math.isnan(other) else max(one, other)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +34,8 @@ class Meter:
     loss: float = 0.0
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0.0))
     maxima: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_MAXIMA, 0.0))
+    of_nodes: NodeMeter = field(default_factory=NodeMeter)
+    """Per decision node; without content for a flat policy."""
 
     def add(self, parts: LossParts) -> None:
         """Takes in one pack."""
@@ -43,13 +44,17 @@ class Meter:
             self.sums[name] += float(value)
         for name, value in parts.largest.items():
             self.maxima[name] = larger(self.maxima[name], float(value))
+        self.of_nodes.add({name: values.tolist() for name, values in parts.of_nodes.items()})
 
     def reduced(self, engine: "LearnerEngine") -> "Meter":
         """The same over all ranks (a collective)."""
-        loss, *sums = engine.reduce([self.loss, *self.sums.values()], "sum")
+        loss, *sums = engine.reduce([self.loss, *self.sums.values(), *self.of_nodes.flat()], "sum")
         maxima = engine.reduce(list(self.maxima.values()), "max")
         return Meter(
-            loss=loss, sums=dict(zip(_SUMS, sums, strict=True)), maxima=dict(zip(_MAXIMA, maxima, strict=True))
+            loss=loss,
+            sums=dict(zip(_SUMS, sums[: len(_SUMS)], strict=True)),
+            maxima=dict(zip(_MAXIMA, maxima, strict=True)),
+            of_nodes=NodeMeter.from_flat(sums[len(_SUMS) :]),
         )
 
     def mean(self, name: str, over: str = "tokens") -> float:
@@ -82,32 +87,41 @@ class Phase:
     def run(self, mini_batches: Sequence[Sequence[TreePack]]) -> dict[str, float]:
         """Trains `learner.epochs` passes over this rank's packs, one optimizer step per mini-batch.
 
-        Returns `learner/*` metrics over all ranks. Mini-batches without packs are skipped. Raises RuntimeError after
-        more than `learner.max_bad_steps` dropped steps in a row.
+        Returns `learner/*` metrics over all ranks. Mini-batches without packs are skipped. So are steps beyond a bound
+        of `guards`, and under `guards.on_breach: stop` all that come after one. Raises RuntimeError after
+        `learner.max_bad_steps` steps in a row that were dropped for a loss or a gradient that is not finite.
         """
         started = time.perf_counter()
         jobs = self._jobs(mini_batches)
-        self._score_references(jobs)
+        nodes = _coefficients(mini_batches)
+        has_kl = any(node.kl_coef > 0 for node in nodes) if nodes else self._config.loss.kl_coef > 0
+        if has_kl:
+            self._score_references(jobs)
         self._recompute(jobs)
-        total, first = Meter(), None
+        total, first, guard = Meter(), None, PhaseGuard(bounds=self._config.guards)
         results = []
         for _ in range(self._config.learner.epochs):
             for members in jobs:
-                if not members:
+                if not members or guard.ends_phase:
                     self._engine.skip_step()
                     continue
-                meter, result = self._step(members)
+                meter, result = self._step(members, guard)
                 first = first or meter
                 results.append(result)
                 if result.applied:
                     _merge(total, meter)
         tokens = sum(pack.tokens for packs in mini_batches for pack in packs) * self._config.learner.epochs
         all_tokens = self._engine.reduce([float(tokens)], "sum")[0]
-        return _metrics(total, first or Meter(), results, self._config.loss) | {
-            "learner/bad_steps": float(self.bad_steps),
-            "learner/seconds": time.perf_counter() - started,
-            "learner/tokens_per_s": all_tokens / (time.perf_counter() - started),
-        }
+        return (
+            _metrics(total, first or Meter(), results, has_kl=has_kl, has_cap=self._config.loss.tis_cap is not None)
+            | total.of_nodes.metrics(nodes)
+            | guard.metrics
+            | {
+                "learner/bad_steps": float(self.bad_steps),
+                "learner/seconds": time.perf_counter() - started,
+                "learner/tokens_per_s": all_tokens / (time.perf_counter() - started),
+            }
+        )
 
     def _jobs(self, mini_batches: Sequence[Sequence[TreePack]]) -> list[list[Job]]:
         rows = [int(np.count_nonzero(pack.scored)) for packs in mini_batches for pack in packs]
@@ -115,10 +129,8 @@ class Phase:
         return [[Job(pack=pack, chunks=next(chunks)) for pack in packs] for packs in mini_batches]
 
     def _score_references(self, jobs: Sequence[Sequence[Job]]) -> None:
-        if self._config.loss.kl_coef == 0:
-            return
         for job in (job for members in jobs for job in members):
-            job.reference_R = self._engine.reference(to_tensors(job.pack, self._engine.device), job.chunks)
+            job.reference_R = self._engine.reference(self._engine.tensors(job.pack), job.chunks)
 
     def _recompute(self, jobs: Sequence[Sequence[Job]]) -> None:
         """The learner's own log-probabilities of all packs that are trained after the first optimizer step.
@@ -131,41 +143,54 @@ class Phase:
         later = [members for members in jobs if members][1:]
         with torch.no_grad():
             for job in (job for members in later for job in members):
-                job.old_R = self._engine.score(to_tensors(job.pack, self._engine.device), job.chunks)[0]
+                job.old_R = self._engine.score(self._engine.tensors(job.pack), job.chunks)[0]
 
-    def _step(self, jobs: Sequence[Job]) -> tuple[Meter, "StepResult"]:
-        meter = Meter()
-        for job in jobs:
-            parts = self._forward(job)
-            meter.add(parts)
-            last = job is jobs[-1]
-            self._engine.backward(self._poisoned(parts.loss, meter.loss) if last else parts.loss, last=last)
+    def _step(self, jobs: Sequence[Job], guard: PhaseGuard) -> tuple[Meter, "StepResult"]:
+        """All packs are scored before the last one's backward pass, so that one of them can still drop the step.
+
+        A loss can be infinite with a finite gradient. With a gradient of NaN the step is dropped by the check that
+        every ZeRO stage makes anyway. Rank 0's last pack always has scored tokens, so the NaN reaches every rank.
+        """
+        mine = Meter()
+        for job in jobs[:-1]:
+            self._engine.backward(self._scored(job, mine), last=False)
+        loss = self._scored(jobs[-1], mine)
+        is_bad = self._is_bad_anywhere(mine.loss)
+        meter = mine.reduced(self._engine)
+        is_beyond = not is_bad and not guard.passes(meter.mean("kl_old"), meter.maxima["ratio_max"])
+        self._engine.backward(loss * math.nan if is_bad or is_beyond else loss, last=True)
         result = self._engine.step()
+        assert not (is_beyond and result.applied), "a step beyond a bound was applied"
+        if not is_beyond:
+            self._count(result)
+        return meter, result
+
+    def _scored(self, job: Job, meter: Meter) -> Tensor:
+        """The loss of a pack, metered."""
+        parts = self._forward(job)
+        meter.add(parts)
+        return parts.loss
+
+    def _is_bad_anywhere(self, loss: float) -> bool:
+        """Whether the loss of any rank is not finite (a collective)."""
+        return bool(self._engine.reduce([0.0 if math.isfinite(loss) else 1.0], "max")[0])
+
+    def _count(self, result: "StepResult") -> None:
         self.bad_steps = 0 if result.applied else self.bad_steps + 1
-        if self.bad_steps > self._config.learner.max_bad_steps:
+        if self.bad_steps >= self._config.learner.max_bad_steps:
             raise RuntimeError(
-                f"{self.bad_steps} optimizer steps in a row had a loss or a gradient that is not finite, "
-                f"more than learner.max_bad_steps={self._config.learner.max_bad_steps}"
+                f"{self.bad_steps} optimizer step{'s' * (self.bad_steps > 1)} in a row had a loss or a gradient "
+                f"that is not finite (learner.max_bad_steps={self._config.learner.max_bad_steps})"
             )
-        return meter.reduced(self._engine), result
 
     def _forward(self, job: Job) -> LossParts:
         device = self._engine.device
-        logprobs_R, entropy_R = self._engine.score(to_tensors(job.pack, device), job.chunks)
+        logprobs_R, entropy_R = self._engine.score(self._engine.tensors(job.pack), job.chunks)
         inputs = loss_inputs(job.pack, device)
         if self._config.loss.old_logprobs == "recompute":
             job.old_R = logprobs_R.detach() if job.old_R is None else job.old_R
             inputs = replace(inputs, old_logprobs_R=job.old_R)
         return pack_loss(logprobs_R, entropy_R, job.reference_R, inputs, self._config.loss)
-
-    def _poisoned(self, loss: Tensor, so_far: float) -> Tensor:
-        """The step's last loss, or NaN if the loss of any rank is not finite (a collective).
-
-        A loss can be infinite with a finite gradient. With a gradient of NaN the step is dropped by the check that
-        every ZeRO stage makes anyway. Rank 0's last pack always has scored tokens, so the NaN reaches every rank.
-        """
-        bad = self._engine.reduce([0.0 if math.isfinite(so_far) else 1.0], "max")[0]
-        return loss * math.nan if bad else loss
 
 
 def _merge(total: Meter, meter: Meter) -> None:
@@ -174,18 +199,26 @@ def _merge(total: Meter, meter: Meter) -> None:
         total.sums[name] += value
     for name, value in meter.maxima.items():
         total.maxima[name] = larger(total.maxima[name], value)
+    total.of_nodes.add(meter.of_nodes.sums)
 
 
-def _metrics(total: Meter, first: Meter, results: "Sequence[StepResult]", loss: LossConfig) -> dict[str, float]:
-    """Means over the applied steps; `mismatch_*` only over the first step, where engine and learner still hold the same
-    weights, so that any difference comes from the two implementations and not from an update.
+def _coefficients(mini_batches: Sequence[Sequence[TreePack]]) -> tuple[NodeCoefficients, ...]:
+    """Of a typed policy, the same in every pack and on every rank; empty for a flat one."""
+    return next((pack.coefficients for packs in mini_batches for pack in packs), ())
+
+
+def _metrics(
+    total: Meter, first: Meter, results: "Sequence[StepResult]", *, has_kl: bool, has_cap: bool
+) -> dict[str, float]:
+    """Means over the applied steps; `mismatch_*` only over the first step and the tokens of the current version, where
+    engine and learner hold the same weights, so that any difference comes from the two implementations.
     """
     norms = [result.grad_norm for result in results if result.applied]
     metrics = {"learner/grad_norm": sum(norms) / len(norms)} if norms else {}
-    if loss.tis_cap is not None:
+    if has_cap:
         metrics["learner/tis_weight"] = total.mean("tis_weight", "ratios")
         metrics["learner/tis_capped_share"] = total.mean("tis_capped", "ratios")
-    if loss.kl_coef > 0:
+    if has_kl:
         metrics["learner/kl_reference"] = total.mean("kl_reference")
     return metrics | {
         "learner/loss": total.loss / max(len(norms), 1),
@@ -194,7 +227,8 @@ def _metrics(total: Meter, first: Meter, results: "Sequence[StepResult]", loss: 
         "learner/approx_kl": total.mean("kl_old"),
         "learner/entropy": total.mean("entropy"),
         "learner/ratio_max": total.maxima["ratio_max"],
-        "learner/mismatch_kl": first.mean("kl_engine"),
+        "learner/mismatch_kl": first.mean("kl_engine", "current"),
+        "learner/mismatch_tokens": first.sums["current"],
         "learner/mismatch_max_abs_logprob_diff": first.maxima["logprob_diff_max"],
         "learner/lr": results[-1].lr if results else 0.0,
         "learner/optimizer_steps": float(len(norms)),

@@ -25,10 +25,17 @@ def plan(config: RunConfig, findings: Findings, cluster_resources: Mapping[str, 
         "loss": _loss(config),
         "learner": _learner(config),
         "length": f"{_count(config.steps, 'step')}, {_count(config.optimizer_steps, 'optimizer step')}, "
-        f"weights pushed with {config.push_backend} after each step",
+        f"weights pushed with {config.push_backend} after each step{_overlap(config)}",
         "cluster": _cluster(config, cluster_resources),
     }
     return "\n".join(f"{name:<8} {text}" for name, text in rows.items())
+
+
+def _overlap(config: RunConfig) -> str:
+    if not config.max_staleness:
+        return ""
+    in_flight = {"keep": "frozen in a push", "drain": "finished before a push"}[config.push.mode]
+    return f"; collection up to {_count(config.max_staleness, 'step')} ahead, branches in flight {in_flight}"
 
 
 def _evaluated(config: RunConfig, findings: Findings) -> str:
@@ -42,7 +49,20 @@ def _tree(config: RunConfig) -> str:
     return (
         f"{_count(tree.roots, 'root')} x (1 + {_count(tree.rounds, 'round')} x {_count(tree.nodes_per_round, 'node')} "
         f"x {_count(tree.branches_per_node, 'branch', 'branches')}) = {tree.leaves_per_task} leaves per task"
+        f"{_growth(config)}"
     )
+
+
+def _growth(config: RunConfig) -> str:
+    """What else decides about branches, where it is not the default."""
+    tree = config.tree
+    words = {
+        f"picked by {tree.picking}": tree.picking != "random",
+        f"at most about {tree.max_tokens or 0:,} tokens": tree.max_tokens is not None,
+        f"at most about {_count(tree.max_tool_calls or 0, 'tool call')}": tree.max_tool_calls is not None,
+        "duplicate siblings sampled again": tree.dedup == "resample",
+    }
+    return "".join(f", {text}" for text, applies in words.items() if applies)
 
 
 def _step(config: RunConfig) -> str:
@@ -58,17 +78,32 @@ def _credit(config: RunConfig) -> str:
     rule = config.advantage
     further = f" in at most {_count(rule.resample_rounds, 'further collection')}"
     groups = f"{rule.dead_groups}{further if rule.dead_groups == 'resample' else ''}"
-    return f"advantage {rule.kind}, groups without signal: {groups}"
+    if (typed := config.typed) is None:
+        return f"advantage {rule.kind}, groups without signal: {groups}"
+    levels = "/".join(f"{weight:g}" for weight in typed.levels.model_dump().values())
+    return (
+        f"{typed.credit} of {_count(len(typed.nodes), 'decision node')}, levels {levels}, "
+        f"baseline {typed.baseline}, groups without signal: {groups}"
+    )
 
 
 def _loss(config: RunConfig) -> str:
     loss = config.loss
-    return f"{loss.aggregation}, one ratio per {_RATIO_OF[loss.ratio_level]}, KL coefficient {loss.kl_coef:g}"
+    words = f"{loss.aggregation}, one ratio per {_RATIO_OF[loss.ratio_level]}, KL coefficient {loss.kl_coef:g}"
+    if config.typed is None:
+        return words
+    own = [
+        node.name for node in config.typed.nodes if any(v is not None for v in node.coefficients.model_dump().values())
+    ]
+    return words + (f"; coefficients of their own: {', '.join(own)}" if own else "")
 
 
 def _learner(config: RunConfig) -> str:
     learner = config.learner
     weights = f"LoRA of rank {learner.lora.rank}" if learner.lora.rank else "full weights"
+    if config.typed is not None:
+        count = sum(node.adapter is not None and not node.adapter.freeze for node in config.typed.nodes)
+        weights = f"{_count(count, 'trained adapter')} over a {config.typed.backbone} backbone"
     return (
         f"{_count(learner.ranks, 'rank')} on {learner.device}, ZeRO stage {learner.zero_stage}, {weights}, "
         f"layout {chosen_layout(learner)}"

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from trainer.config import RunConfig
+from trainer.paths import open_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,5 +42,6 @@ def load_model(config: RunConfig, *, train: bool) -> "PreTrainedModel":
 def write_folder(lm: "PreTrainedModel", state: dict[str, Tensor], config: RunConfig, path: Path) -> None:
     """Writes weights, configuration and the tokenizer of `model.path` as a folder that transformers and vLLM load."""
     lm.save_pretrained(path, state_dict=state)
+    open_weights(path)
     tokenizer = AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
     tokenizer.save_pretrained(path)

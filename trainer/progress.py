@@ -1,9 +1,11 @@
 """What a person sees while a run goes: a live panel on a terminal, one line per step anywhere else.
 
-Owns the wording of those lines and the estimate of the time left. Nothing here decides anything about the run.
+Owns the wording of those lines and the estimate of the time left. Nothing here decides anything about the run. Two
+threads may report: the loop its phases, and whoever collects ahead of it what goes on `beside` them.
 """
 
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -24,6 +26,7 @@ class Progress:
     """The display of one run; used as a context manager, or with `start` and `close`.
 
     Order of calls: `start`, then per step any number of `phase` / `advance` / `note`, then `step`; `close` at the end.
+    `beside` and `note` may come from another thread at any time.
     """
 
     def __init__(
@@ -37,6 +40,8 @@ class Progress:
         self._seconds: deque[float] = deque(maxlen=WINDOW)
         self._last_step_at = self._phase_since = self._last_line_at = clock()
         self._phase = ""
+        self._lock = threading.Lock()
+        """One writer at a time, and lines whole; nobody waits for anything while holding it."""
         self._eval: float | None = None
 
     def __enter__(self) -> Self:
@@ -68,11 +73,25 @@ class Progress:
         """How far the phase is, in absolute numbers, e.g. leaves done of leaves expected. Cheap; call it often."""
         if self._panel:
             self._panel.phase(self._phase, done, total)
-            return
+        else:
+            self._now_and_then(f"{self._phase} {done:,}/{total:,}")
+
+    def beside(self, name: str, done: int, total: int) -> None:
+        """How far another thread is while the phase goes on, e.g. `beside("collect 7", 34, 48)` while step 6 learns."""
+        if self._panel:
+            self._panel.beside(name, done, total)
+        else:
+            meanwhile = "" if self._phase == "collect" else f", {self._phase} {self._done + 1}"
+            self._now_and_then(f"{name} {done:,}/{total:,}{meanwhile}")
+
+    def _now_and_then(self, text: str) -> None:
         now = self._clock()
-        if now - self._last_line_at >= PLAIN_EVERY_S:
-            self._last_line_at = now
-            self._line(f"  {self._phase} {done:,}/{total:,}  {duration(now - self._phase_since)}")
+        with self._lock:
+            is_due = now - self._last_line_at >= PLAIN_EVERY_S
+            if is_due:
+                self._last_line_at = now
+        if is_due:
+            self._line(f"  {text}  {duration(now - self._phase_since)}")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows the metrics of a finished step (names as in `metrics.jsonl`; missing ones are left out)."""
@@ -107,8 +126,9 @@ class Progress:
         return max(self._total - self._done, 0) * sum(self._seconds) / len(self._seconds)
 
     def _line(self, text: str) -> None:
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        with self._lock:
+            self._stream.write(text + "\n")
+            self._stream.flush()
 
 
 def step_numbers(metrics: Mapping[str, float], left: float | None) -> list[str]:

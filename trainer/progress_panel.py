@@ -11,11 +11,16 @@ from rich.text import Text
 
 
 class Panel:
-    """Two bars (steps, and the phase that runs) over one row of numbers. Notes scroll by above it."""
+    """Bars for the steps, the phase that runs and what goes on beside it, over one row of numbers. Notes scroll by
+    above it.
+
+    Another thread may call any method: each one sets whole values that the next drawing reads.
+    """
 
     def __init__(self, console: Console, *, title: str, total: int, done: int) -> None:
         self._title, self._total, self._done = title, total, done
         self._phase: tuple[str, int, int | None] = ("starting", 0, None)
+        self._beside: tuple[str, int, int] | None = None
         self._numbers: Sequence[str] = ()
         # 4 redraws a second: smooth enough, and nothing next to the work they report on.
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._draw, transient=False)
@@ -27,12 +32,16 @@ class Panel:
     def stop(self) -> None:
         """Leaves the last drawing where it is."""
         if self._done >= self._total:
-            self._phase = ("done", 1, 1)
+            self._phase, self._beside = ("done", 1, 1), None
         self._live.stop()
 
     def phase(self, name: str, done: int, total: int | None) -> None:
         """What runs now, and how far it is."""
         self._phase = (name, done, total)
+
+    def beside(self, name: str, done: int, total: int) -> None:
+        """What another thread does meanwhile, and how far it is."""
+        self._beside = (name, done, total)
 
     def step(self, step: int, numbers: Sequence[str]) -> None:
         """The words about the last finished step, e.g. `["success 0.54", "left 3m10s"]`."""
@@ -48,6 +57,9 @@ class Panel:
         bars.add_row("step", ProgressBar(self._total, self._done, width=40), f"{self._done}/{self._total}")
         count = f"{done:,}/{total:,}" if total and name != "done" else ""
         bars.add_row(name, ProgressBar(total or 1, done, width=40), count)
+        if self._beside:
+            other, reached, of = self._beside
+            bars.add_row(other, ProgressBar(of or 1, reached, width=40), f"{reached:,}/{of:,}")
         # Wide gaps rather than rules, so that a narrow terminal wraps instead of breaking a frame.
         words = "   ".join(self._numbers) or "waiting for the first step"
         numbers = Text(words, "bold" if self._numbers else "dim")

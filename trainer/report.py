@@ -17,10 +17,15 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from trainer.forest_file import TreeRecord, forest_lines, record_from_json
+from rollout_workers.trees import leaves
+from trainer.decisions.fault import Scale, node_at_fault, scales
+from trainer.decisions.labelled import Labels, read_labels, with_labels
+from trainer.decisions.record_json import record_to_json
+from trainer.forest_file import TreeRecord, forest_lines, ledger_to_json, pick_to_json, record_from_json
 from trainer.report_page import render
 from trainer.run_folder import Metrics, masked_config, read_metrics, write_atomic
 
+NO_LABELS = Labels(by_place={})
 MAX_NODES = 6_000
 """Tree nodes a page holds unless told otherwise: about 5 MB, which opens at once."""
 
@@ -42,7 +47,7 @@ def write_report(run: Path | str, *, out: Path | str | None = None, max_nodes: i
 
 def trees_page(records: Sequence[TreeRecord], *, title: str) -> str:
     """A page with the tree explorer alone, for trees of one step."""
-    forests = [_forest_data(records, len(records))] if records else []
+    forests = [_forest_data(records, len(records), NO_LABELS)] if records else []
     return render(_page(title=title, forests=forests, views=["trees"]))
 
 
@@ -55,7 +60,8 @@ def run_data(folder: Path, max_nodes: int) -> dict[str, Any]:
     if not metrics:
         problems.append("metrics.jsonl: no step has been logged")
     metrics = _with_evaluations(metrics, summary)
-    forests, left_out = _read_forests(folder / "forest", max_nodes, problems)
+    labels = _read_labels(folder / "feedback", problems)
+    forests, left_out = _read_forests(folder / "forest", max_nodes, labels, problems)
     names = sorted({name for values in metrics.values() for name in values})
     model = config.get("model") if config else None
     return _page(
@@ -142,11 +148,21 @@ def _with_evaluations(metrics: dict[int, Metrics], summary: Mapping[str, Any] | 
     return dict(sorted(steps.items()))
 
 
+def _read_labels(folder: Path, problems: list[str]) -> Labels:
+    try:
+        return read_labels(folder)
+    except OSError as error:
+        problems.append(f"feedback/: {_reason(error)}")
+        return NO_LABELS
+
+
 def _reason(error: Exception) -> str:
     return "not found" if isinstance(error, FileNotFoundError) else f"not readable ({str(error).splitlines()[0]})"
 
 
-def _read_forests(folder: Path, max_nodes: int, problems: list[str]) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def _read_forests(
+    folder: Path, max_nodes: int, labels: Labels, problems: list[str]
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """The forests of the page in the order of their steps, and how many files were left out.
 
     The newest file may use half of the node budget, each other one an eighth. Files are taken newest first for each
@@ -163,7 +179,7 @@ def _read_forests(folder: Path, max_nodes: int, problems: list[str]) -> tuple[li
             break
         records, total = _read_some(path, share, problems)
         if records:
-            found.append(_forest_data(records, total))
+            found.append(_forest_data(records, total, labels))
             used += sum(len(record.tree.nodes) for record in records)
         elif not total:
             problems.append(f"forest/{path.name}: holds no whole tree")
@@ -214,9 +230,11 @@ def _read_some(path: Path, max_nodes: int, problems: list[str]) -> tuple[list[Tr
     return records, total
 
 
-def _forest_data(records: Sequence[TreeRecord], total: int) -> dict[str, Any]:
+def _forest_data(records: Sequence[TreeRecord], total: int, labels: Labels) -> dict[str, Any]:
     """One forest file as the page wants it: trees grouped by task."""
     tasks: dict[str, dict[str, Any]] = {}
+    records = [with_labels(record, labels) for record in records]
+    known = scales(record.tree for record in records)
     for record in records:
         task = record.task
         entry = tasks.setdefault(
@@ -229,7 +247,13 @@ def _forest_data(records: Sequence[TreeRecord], total: int) -> dict[str, Any]:
                 "trees": [],
             },
         )
-        entry["trees"].append({"index": record.tree.index, "nodes": _nodes_data(record)})
+        if record.ledger is not None:
+            entry["ledger"] = ledger_to_json(record.ledger)
+        picks = [pick_to_json(pick) for pick in record.tree.picks]
+        tree = {"index": record.tree.index, "nodes": _nodes_data(record, labels), "picks": picks}
+        if record.tree.typed:
+            tree |= {"typed": True, "blames": _blames(record, known)}
+        entry["trees"].append(tree)
     first = records[0]
     return {
         "id": f"{first.kind}-{first.step:06d}",
@@ -241,7 +265,7 @@ def _forest_data(records: Sequence[TreeRecord], total: int) -> dict[str, Any]:
     }
 
 
-def _nodes_data(record: TreeRecord) -> list[dict[str, Any]]:
+def _nodes_data(record: TreeRecord, labels: Labels) -> list[dict[str, Any]]:
     return [
         {
             "parent": node.parent,
@@ -253,14 +277,24 @@ def _nodes_data(record: TreeRecord) -> list[dict[str, Any]]:
             "score": _rounded(node.score),
             "advantage": _rounded(text.advantage),
             "tool_calls": node.tool_calls,
+            "entropy": _rounded(node.entropy),
             "tokens": len(node.token_ids),
             "observation_tokens": len(node.observation_ids),
             "pieces": list(text.pieces),
             "logprobs": [_rounded(value) for value in node.logprobs],
             "versions": list(node.versions),
+            **({"typed": record_to_json(node.record)} if node.record is not None else {}),
+            **({"label_note": label.note} if (label := labels.of(record, index)) and label.note else {}),
+            **({"note": node.note} if node.note else {}),
         }
-        for node, text in zip(record.tree.nodes, record.texts, strict=True)
+        for index, (node, text) in enumerate(zip(record.tree.nodes, record.texts, strict=True))
     ]
+
+
+def _blames(record: TreeRecord, known: Mapping[str, Scale]) -> dict[str, dict[str, Any]]:
+    """Per failed leaf the node at fault on its path."""
+    found = {leaf: node_at_fault(record.tree, leaf, record.task, known) for leaf in leaves(record.tree)}
+    return {str(leaf): {"index": blame.index, "why": blame.why} for leaf, blame in found.items() if blame is not None}
 
 
 def _rounded(value: float | None) -> float | None:

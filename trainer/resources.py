@@ -1,6 +1,7 @@
 """What a run reserves on the cluster, and whether the cluster has it. Pure functions over numbers; no Ray here."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from trainer.config import RunConfig
@@ -8,6 +9,17 @@ from trainer.config import RunConfig
 Bundle: TypeAlias = dict[str, float]
 """Resources that must lie on one node, e.g. `{"GPU": 2.0}`."""
 Resource: TypeAlias = Literal["CPU", "GPU"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One placement group."""
+
+    bundles: tuple[Bundle, ...]
+    strategy: str
+    """Ray's word, e.g. `"SPREAD"`."""
+    key: str
+    """The setting that chose the strategy, e.g. `"cluster.strategy=SPREAD"`."""
 
 
 def learner_bundle(config: RunConfig) -> Bundle:
@@ -27,6 +39,20 @@ def required_bundles(config: RunConfig) -> list[Bundle]:
     return [learner_bundle(config)] * config.learner.ranks + [rollout_bundle(config)] * config.rollout.actors
 
 
+def groups(config: RunConfig, *, learner: bool = True) -> list[Group]:
+    """The placement groups of the run: one, or the ranks' own one first under `cluster.learner: same_node`."""
+    strategy, bundles, ranks = config.cluster.strategy, tuple(required_bundles(config)), config.learner.ranks
+    key = f"cluster.strategy={strategy}"
+    if not learner:
+        return [Group(bundles=bundles[ranks:], strategy=strategy, key=key)]
+    if config.cluster.learner == "any":
+        return [Group(bundles=bundles, strategy=strategy, key=key)]
+    return [
+        Group(bundles=bundles[:ranks], strategy="STRICT_PACK", key="cluster.learner=same_node"),
+        Group(bundles=bundles[ranks:], strategy=strategy, key=key),
+    ]
+
+
 def check_cluster(
     config: RunConfig, cluster_resources: Mapping[str, float], nodes: Sequence[Mapping[str, float]]
 ) -> list[str]:
@@ -36,7 +62,8 @@ def check_cluster(
     node. What other jobs hold now is not counted: that is what `cluster.wait_s` is for.
     """
     kinds: tuple[Resource, ...] = ("CPU", "GPU")
-    return [sentence for kind in kinds for sentence in _shortages(config, kind, cluster_resources.get(kind, 0), nodes)]
+    found = [s for kind in kinds for s in _shortages(config, kind, cluster_resources.get(kind, 0), nodes)]
+    return found or [sentence for group in groups(config) for sentence in _misfits(group, nodes)]
 
 
 def needed(config: RunConfig, kind: Resource) -> int:
@@ -56,6 +83,26 @@ def _shortages(config: RunConfig, kind: Resource, has: float, nodes: Sequence[Ma
             f"{largest:g} {kind}s each, since an engine stays on one node: "
             "lower rollout.tensor_parallel or rollout.actors."
         )
+
+
+def _misfits(group: Group, nodes: Sequence[Mapping[str, float]]) -> Iterator[str]:
+    """What the strict strategies ask of nodes, group by group: necessary, and enough where a run has the cluster."""
+    if group.strategy == "STRICT_PACK":
+        whole = {kind: sum(bundle.get(kind, 0) for bundle in group.bundles) for kind in ("CPU", "GPU")}
+        if not any(_holds(node, whole) for node in nodes):
+            wanted = " and ".join(f"{units:g} {kind}s" for kind, units in whole.items() if units)
+            yield f"{group.key} needs one node with {wanted}, and no node of the cluster has that many."
+    elif group.strategy == "STRICT_SPREAD":
+        able = [node for node in nodes if any(_holds(node, bundle) for bundle in group.bundles)]
+        if len(able) < len(group.bundles):
+            yield (
+                f"{group.key} needs {len(group.bundles)} nodes, one for each learner rank and rollout actor that it "
+                f"places, and the cluster has {len(able)} that could take one."
+            )
+
+
+def _holds(node: Mapping[str, float], bundle: Bundle) -> bool:
+    return all(node.get(kind, 0) >= units for kind, units in bundle.items())
 
 
 def _users(config: RunConfig, kind: Resource) -> str:

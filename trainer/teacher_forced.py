@@ -1,8 +1,8 @@
 """How well a model imitates demonstrations it was not trained on, when every earlier token is the demonstrator's.
 
 Each agent step is judged in two parts: the decision (thought and kind of action, up to and including the opening tag)
-and the content (query or answer, with the closing tag). A part is right when the likeliest token is the one shown
-all the way. A demonstrator that decides by chance can't be matched every time; contents should be.
+and the content (query, answer or command, with the closing tag). A part is right when the likeliest token is the one
+shown all the way. A demonstrator that decides by chance can't be matched every time; contents should be.
 """
 
 import re
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trainer.demonstrations import Demonstration, Example, encode, prompt_ids
 
-OPENING = re.compile(r"<(search|answer)>")
+OPENING = re.compile(r"<(search|answer|act)>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def parts(demonstration: Demonstration, tokenizer: Any) -> list[Part]:
         if segment.train and opening:
             cut = at + sum(stop <= opening.end() for _, stop in encoded["offset_mapping"])
             searches += opening[1] == "search"
-            content = f"search {searches}" if opening[1] == "search" else "answer"
+            content = f"search {searches}" if opening[1] == "search" else opening[1]
             found.append(Part(kind="decision", start=at, stop=cut))
             found.append(Part(kind=content, start=cut, stop=at + length))
         elif segment.train:

@@ -3,7 +3,7 @@
 Attention has heads of 32 values because vLLM's CPU attention takes 32, 64, 80, … only.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 VOCABULARY = 2048
@@ -13,7 +13,16 @@ TAGS = (
     *("<think>", "</think>", "<search>", "</search>", "<answer>", "</answer>"),
     *("<information>", "</information>", "<last/>"),
 )
-"""One token each. Not special tokens: they must survive `decode(skip_special_tokens=True)`."""
+"""Of the question answering environment: one token each. Not special tokens: they must survive
+`decode(skip_special_tokens=True)`."""
+GAME_TAGS = ("<think>", "</think>", "<act>", "</act>", "<obs>", "</obs>")
+"""The same of text adventures."""
+NODE_TAGS = (
+    *('{"', '":"', '","', '"}', '":{"', '"},"', "<output>", "</output>", "<input>", "</input>"),
+    *(f"{number:02d}" for number in range(100)),
+)
+"""Of decision nodes, typed and flat. With the signs between names and values, JSON is half as many tokens; with digits
+two by two, a number of four is copied in half the steps and with half the chances to lose the place."""
 PIECES = r" ?\p{L}[\p{L}\p{M}]*| ?\p{N}| ?[^\s\p{L}\p{N}]|\s"
 """Words, single digits and single signs, each with the space before it: a name is cut into the same tokens everywhere
 where a space stands before it, whatever follows."""
@@ -33,7 +42,14 @@ LOOK_STRENGTH = 4.0
 """Puts about 80 % of a head's attention on that place."""
 
 
-def tiny_tokenizer(texts: Iterable[str]) -> Any:
+def tags_in(text: str) -> tuple[str, ...]:
+    """The tags that agent steps of this kind need: of text adventures for a command, of decision nodes for JSON."""
+    if text.startswith(("{", "<output>")):
+        return NODE_TAGS
+    return GAME_TAGS if "<act>" in text else TAGS
+
+
+def tiny_tokenizer(texts: Iterable[str], tags: Sequence[str] = TAGS) -> Any:
     """A byte-level BPE of at most 2,048 tokens learned from `texts`; `decode(encode(x)) == x` for any text."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -45,13 +61,13 @@ def tiny_tokenizer(texts: Iterable[str]) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(special) - len(TAGS),
+        vocab_size=VOCABULARY - len(special) - len(tags),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens(special)
-    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in tags])
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         eos_token=END,
@@ -121,3 +137,17 @@ def _look_back(attention: Any, head: int, distance: int, theta: float) -> None:
         projection.weight[rows] *= 0.1
     attention.q_proj.bias[rows] = LOOK_STRENGTH * torch.cat([angles.cos(), angles.sin()])
     attention.k_proj.bias[rows] = LOOK_STRENGTH * torch.cat([torch.ones(half), torch.zeros(half)])
+
+
+def as_loaded(tokenizer: Any, model: Any) -> Any:
+    """The tokenizer as whoever opens the saved folder gets it: by the kind of model, `AutoTokenizer` has ideas of its
+    own of how text is split (Qwen2 takes no space with a digit), and a model must be trained with the same ones.
+    """
+    from tempfile import TemporaryDirectory
+
+    from transformers import AutoTokenizer
+
+    with TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        model.config.save_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder)

@@ -14,25 +14,33 @@ class Totals:
     step: int = 0
     """Training steps finished."""
     version: int = 0
-    """Weights version: optimizer phases done, equal to `step` in a synchronous run."""
+    """Weights version: optimizer phases done, equal to `step`."""
     ledger: Ledger = field(default_factory=Ledger)
     """Training rollouts only."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time by phase, e.g. `{"collect": 81.2, "learn": 60.9}`."""
     max_logprob_diff: float = 0.0
     """Largest difference seen between engine and learner after any push, in nats."""
+    max_staleness: float = 0.0
+    """Age of the oldest token that was trained, in optimizer phases."""
+    stale_leaves: float = 0.0
+    """Leaves that were too old to be trained."""
     restarts: int = 0
     """Rollout actors replaced."""
+    resumes: int = 0
+    """How often the run went on from a checkpoint."""
     before: dict[str, float] | None = None
     """`eval/*` metrics before the first step."""
     after: dict[str, float] | None = None
     """`eval/*` metrics of the newest evaluation."""
 
-    def advance(self, ledger: Ledger) -> None:
-        """Counts one finished optimizer phase and what its rollouts cost."""
+    def advance(self, ledger: Ledger, stats: Mapping[str, float]) -> None:
+        """Counts one finished optimizer phase, what its rollouts cost, and how old they were (`rollout/*stale*`)."""
         self.step += 1
         self.version += 1
         self.ledger.add(ledger)
+        self.max_staleness = max(self.max_staleness, stats.get("rollout/staleness_max", 0.0))
+        self.stale_leaves += stats.get("rollout/stale_leaves", 0.0)
 
     def spend(self, metrics: Mapping[str, float]) -> None:
         """Adds the wall times of a step, its metrics `time/<phase>_s`."""
@@ -70,7 +78,9 @@ class Totals:
             "ledger": asdict(self.ledger),
             "time_s": {name: round(value, 2) for name, value in self.seconds.items()},
             "parity": {"max_abs_logprob_diff": self.max_logprob_diff},
+            "staleness": {"max": self.max_staleness, "dropped_leaves": self.stale_leaves},
             "rollout_actors_replaced": self.restarts,
+            "resumes": self.resumes,
             "versions": dict(versions),
         }
 

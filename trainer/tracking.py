@@ -7,13 +7,16 @@ numbers, so nothing is lost.
 
 import netrc
 import os
+import queue
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
+from envs.masking import masked_text
 from rollout_workers.trees import leaves, path
 from trainer.forest_file import TreeRecord
 from trainer.report import trees_page
@@ -21,11 +24,14 @@ from trainer.run_folder import RunFolder, masked_config
 
 Mode: TypeAlias = Literal["auto", "online", "offline", "disabled"]
 
-GROUPS = ("rollout", "tree", "reward", "learner", "push", "eval", "ledger", "system", "time")
+GROUPS = (
+    *("rollout", "tree", "reward", "learner", "push", "overlap", "eval", "ledger", "checkpoint", "data"),
+    *("decision", "system", "time"),
+)
 """Metric groups; each has the one axis `step`."""
 
-START_TIMEOUT_S = 30.0
-FINISH_TIMEOUT_S = 60.0
+TREES_WAITING = 8
+"""Calls; each has the trees of one step or evaluation."""
 PATH_COLUMNS = ("step", "task", "question", "tree", "leaf", "path", "truth", "end", "reward", "advantage", "tokens")
 
 
@@ -43,23 +49,36 @@ class Tracker:
         mode: Mode = "auto",
         project: str = "espalier",
         entity: str | None = None,
+        run_id: str | None = None,
+        timeout_s: float = 30.0,
     ) -> None:
+        """`run_id` is the W&B run to go on with where the folder does not name one. `timeout_s`: longest wait for W&B
+        at the start; at the end an upload may take twice that.
+        """
         self._run: Any = None
+        self._timeout_s = timeout_s
         self.mode = choose_mode(mode)
         """What the run really uses: online, offline or disabled."""
         self.run_id: str | None = None
         """W&B's id of this run, e.g. `"k3v9x1qa"`; None when disabled."""
+        self._failed = 0
+        self._trees: queue.Queue[tuple[int, Sequence[TreeRecord]] | None] = queue.Queue(TREES_WAITING)
+        """Read by a thread of its own: for a table wandb asks the server, and waits for its answer."""
+        self._thread = threading.Thread(target=self._log_waiting_trees, name="wandb-trees", daemon=True)
         if self.mode == "disabled":
             return
         options = {"project": project, "entity": entity, "config": masked_config(config)}
         with self._guard("could not start"):
-            self._start(folder, options)
+            self._start(folder, options, run_id)
         if self._run is None and self.mode == "online":
             self.mode = "offline"
+            _end_service()  # which would say that the id of a resumed run is in use
             with self._guard("could not start offline either"):
-                self._start(folder, options)
+                self._start(folder, options, run_id)
         if self._run is None:
             self.mode = "disabled"
+            return
+        self._thread.start()
 
     @property
     def url(self) -> str | None:
@@ -71,6 +90,10 @@ class Tracker:
         """W&B's own folder of this run: what `wandb sync` and `wandb leet` take; None when disabled."""
         return Path(self._run.dir).parent if self._run is not None else None
 
+    def metrics(self) -> dict[str, float]:
+        """`system/tracking_failed`: how often W&B failed since this process began."""
+        return {"system/tracking_failed": float(self._failed)}
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs the metrics of a step."""
         with self._guard("logging failed"):
@@ -78,16 +101,19 @@ class Tracker:
                 self._run.log({"step": step, **metrics})
 
     def log_trees(self, step: int, records: Sequence[TreeRecord]) -> None:
-        """Logs sample trees twice: a table with one row per path, and a page to click through them."""
-        with self._guard("logging trees failed"):
-            if self._run is None or not records:
-                return
-            import wandb
+        """Logs sample trees twice: a table with one row per path, and a page to click through them.
 
-            table = wandb.Table(columns=[*PATH_COLUMNS], data=path_rows(records), allow_mixed_types=True)
-            page = wandb.Html(trees_page(records, title=f"Trees of step {step}"), inject=False, data_is_not_path=True)
-            kind = "eval" if records[0].kind == "eval" else "tree"
-            self._run.log({"step": step, f"{kind}/paths": table, f"{kind}/explorer": page})
+        That is done by a thread, in turn. While `TREES_WAITING` calls wait for a W&B that is slow, more are left out.
+        """
+        if self._run is not None and records:
+            with suppress(queue.Full):
+                self._trees.put_nowait((step, records))
+
+    def _log_waiting_trees(self) -> None:
+        while (waiting := self._trees.get()) is not None:
+            with self._guard("logging trees failed"):
+                if self._run is not None:
+                    _log_trees(self._run, *waiting)
 
     def summary(self, values: Mapping[str, object]) -> None:
         """Sets the run's summary, e.g. `{"eval": {"after": {"success": 0.71}}}`."""
@@ -96,23 +122,30 @@ class Tracker:
                 self._run.summary.update(dict(values))
 
     def finish(self, *, failed: bool = False) -> None:
-        """Ends the W&B run; waits for an upload at most FINISH_TIMEOUT_S, what is left can be synced later."""
-        with self._guard("finishing failed"):
+        """Ends the W&B run; what is not uploaded in time can be synced later."""
+        with suppress(queue.Full, RuntimeError):  # W&B takes nothing, or the thread never began
+            self._trees.put(None, timeout=self._timeout_s)
+            self._thread.join(self._timeout_s)
+        with self._guard("did not take everything", then=f"`wandb sync {self.files}` uploads it later"):
             if self._run is not None:
                 self._run.finish(exit_code=1 if failed else 0)
         self._run = None
+        if self._failed:
+            _end_service()
 
-    def _start(self, folder: RunFolder, options: Mapping[str, Any]) -> None:
+    def _start(self, folder: RunFolder, options: Mapping[str, Any], known: str | None) -> None:
         import wandb
 
         id_file = folder.wandb / "run-id.txt"
-        known = id_file.read_text(encoding="utf-8").strip() if id_file.exists() else None
+        known = id_file.read_text(encoding="utf-8").strip() if id_file.exists() else known
         settings = wandb.Settings(
-            init_timeout=START_TIMEOUT_S,
-            login_timeout=START_TIMEOUT_S,
-            finish_timeout=FINISH_TIMEOUT_S,
+            init_timeout=self._timeout_s,
+            login_timeout=self._timeout_s,
+            finish_timeout=2 * self._timeout_s,
+            finish_timeout_raises=True,
             console="off",  # the terminal belongs to the progress display
             silent=True,
+            x_disable_meta=True,  # it holds the command line, where a setting may be a secret; the config is masked
         )
         with warnings.catch_warnings(action="ignore"):
             run = wandb.init(
@@ -132,14 +165,33 @@ class Tracker:
         self._run, self.run_id = run, run.id
 
     @contextmanager
-    def _guard(self, what: str) -> Iterator[None]:
+    def _guard(self, what: str, then: str = "training goes on, metrics.jsonl keeps all metrics") -> Iterator[None]:
         """Turns a failure of W&B into one warning line; the run is worth more than its tracking."""
         try:
             yield
         except Exception as error:  # wandb raises its own, network, OS and value errors alike
             self._run, self.run_id = None, None
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            print(f"warning: Weights & Biases {what}: {reason}; training goes on, metrics.jsonl keeps all metrics")
+            self._failed += 1
+            said = masked_text(str(error)).strip()
+            reason = said.splitlines()[0].rstrip(".") if said else type(error).__name__
+            print(f"warning: Weights & Biases {what}: {reason}; {then}")
+
+
+def _log_trees(run: Any, step: int, records: Sequence[TreeRecord]) -> None:
+    import wandb
+
+    table = wandb.Table(columns=[*PATH_COLUMNS], data=path_rows(records), allow_mixed_types=True)
+    page = wandb.Html(trees_page(records, title=f"Trees of step {step}"), inject=False, data_is_not_path=True)
+    kind = "eval" if records[0].kind == "eval" else "tree"
+    run.log({"step": step, f"{kind}/paths": table, f"{kind}/explorer": page})
+
+
+def _end_service() -> None:
+    """Ends W&B's own process after a failure. It may be dead, of which W&B's exit hook would print a traceback."""
+    import wandb
+
+    with suppress(Exception):  # as many kinds as in `Tracker._guard`
+        wandb.teardown()
 
 
 def choose_mode(mode: Mode) -> Literal["online", "offline", "disabled"]:

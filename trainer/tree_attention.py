@@ -157,16 +157,16 @@ class _SegmentAttention(torch.autograd.Function):
         query, key, value, out, lse = ctx.saved_tensors
         keys, values = _repeated(query, key, value)
         wide = torch.promote_types(query.dtype, torch.float32)
-        grads = [torch.zeros_like(states, dtype=wide) for states in (query, keys, values)]
-        for segment in ctx.cut:
+        grads = [torch.empty_like(states, dtype=wide) for states in (query, keys, values)]
+        for segment in ctx.cut:  # left to right, so that a prefix was written before it is added to
             own = slice(segment.start, segment.stop)
             given = (grad_out[:, :, own], query[:, :, own], out[:, :, own], lse[:, :, own])
-            for first, stop, causal in (
-                (segment.start, segment.stop, True),
-                *((a, b, False) for a, b in segment.prefix),
-            ):
+            parts = _part_backward(*given, keys[:, :, own], values[:, :, own], True, ctx.scale)
+            for grad, part in zip(grads, parts, strict=True):
+                grad[:, :, own] = part
+            for first, stop in segment.prefix:
                 seen = slice(first, stop)
-                parts = _part_backward(*given, keys[:, :, seen], values[:, :, seen], causal, ctx.scale)
+                parts = _part_backward(*given, keys[:, :, seen], values[:, :, seen], False, ctx.scale)
                 for grad, part, where in zip(grads, parts, (own, seen, seen), strict=True):
                     grad[:, :, where] += part
         folded = (grads[0], _folded(grads[1], key), _folded(grads[2], value))

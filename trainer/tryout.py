@@ -1,7 +1,7 @@
 """Command: plays tasks with a Hugging Face model and no engine, actors or Ray: a quick look at a starting policy.
 
-`python -m trainer.tryout --model conf/model/tiny --tasks T.jsonl --corpus C.jsonl` prints success by hops. All
-tasks take each turn together, in batches.
+`python -m trainer.tryout --model conf/model/tiny --tasks T.jsonl --corpus C.jsonl` prints success by hops; with
+`--games FOLDER` instead of a corpus it plays text adventures. All tasks take each turn together, in batches.
 """
 
 import argparse
@@ -18,9 +18,10 @@ import torch
 from envs.retriever import LocalRetriever
 from envs.rewards import PaperReward
 from envs.scoring import exact_match
-from envs.search_env import SearchEnv, SearchState
+from envs.search_env import SearchEnv
 from envs.tasks import load_tasks
-from envs.types import EndReason, StepResult, Task
+from envs.textworld_env import TextWorldEnv
+from envs.types import EndReason, Env, StepResult, Task
 from trainer.demonstrations import prompt_ids
 
 
@@ -31,9 +32,11 @@ class Game:
     task: Task
     ids: list[int]
     """Prompt, sampled steps and observations so far."""
-    state: SearchState
+    state: Any
     texts: list[str] = field(default_factory=list)
     """Agent steps and observations, for people."""
+    turns: int = 0
+    """Agent steps so far."""
     result: StepResult | None = None
     """Set at the end."""
 
@@ -51,7 +54,7 @@ class Limits:
     """Games that take a turn at once."""
 
 
-async def play(model: Any, tokenizer: Any, env: SearchEnv, tasks: Sequence[Task], limits: Limits) -> list[Game]:
+async def play(model: Any, tokenizer: Any, env: Env[Any], tasks: Sequence[Task], limits: Limits) -> list[Game]:
     """Plays every task to its end."""
     games = [Game(task=task, ids=prompt_ids(tokenizer, task.prompt), state=env.reset(task)) for task in tasks]
     for turn in range(limits.max_turns + 1):
@@ -62,11 +65,12 @@ async def play(model: Any, tokenizer: Any, env: SearchEnv, tasks: Sequence[Task]
     return games
 
 
-async def _turn(model: Any, tokenizer: Any, env: SearchEnv, games: Sequence[Game], limits: Limits, turn: int) -> None:
+async def _turn(model: Any, tokenizer: Any, env: Env[Any], games: Sequence[Game], limits: Limits, turn: int) -> None:
     for game, sampled in zip(games, _sample(model, tokenizer, env.stop, games, limits), strict=True):
         text = str(tokenizer.decode(sampled, skip_special_tokens=True))
         game.state, result = await env.step(game.state, text, turns_left=limits.max_turns - turn - 1)
         game.texts += [text, result.observation] if result.observation else [text]
+        game.turns += 1
         game.ids += [*sampled, *tokenizer.encode(result.observation, add_special_tokens=False)]
         if result.end is not None:
             game.result = result
@@ -102,18 +106,34 @@ def _until_stop(row: Sequence[int], tokenizer: Any, stop: Sequence[str]) -> list
 
 
 def report(games: Sequence[Game]) -> list[str]:
-    """A line per number of hops and a total, then why games ended, e.g. `"hops 2: success 0.410 of 50"`."""
+    """A line per level (hops of a question, steps of a game) and a total, e.g. `"hops 2: success 0.410 of 50"`.
+
+    Then the mean score, reward, turns and tokens of a game, and why games ended.
+    """
     right: Counter[str] = Counter()
     every: Counter[str] = Counter()
     ends: Counter[str] = Counter()
     for game in games:
         assert game.result is not None
-        for key in (f"hops {game.task.meta.get('hops', '?')}", "total"):
+        for key in (_level(game.task), "total"):
             every[key] += 1
             right[key] += game.result.score == 1.0
         ends[str(game.result.end or EndReason.ENV_ERROR)] += 1
     lines = [f"{key}: success {right[key] / every[key]:.3f} of {every[key]}" for key in sorted(every)]
-    return [*lines, "ended: " + ", ".join(f"{end} {count}" for end, count in ends.most_common())]
+    return [*lines, _means(games), "ended: " + ", ".join(f"{end} {count}" for end, count in ends.most_common())]
+
+
+def _level(task: Task) -> str:
+    return f"steps {task.meta['steps']}" if "steps" in task.meta else f"hops {task.meta.get('hops', '?')}"
+
+
+def _means(games: Sequence[Game]) -> str:
+    """E.g. `"means: score 0.41, reward 0.38, 9.5 turns, 412 tokens"`."""
+    results = [game.result for game in games if game.result is not None]
+    score = sum(result.score or 0.0 for result in results) / len(games)
+    reward = sum(result.reward or 0.0 for result in results) / len(games)
+    turns, tokens = sum(game.turns for game in games) / len(games), sum(len(game.ids) for game in games) / len(games)
+    return f"means: score {score:.3f}, reward {reward:.3f}, {turns:.1f} turns, {tokens:.0f} tokens"
 
 
 def run(options: argparse.Namespace) -> None:
@@ -123,9 +143,7 @@ def run(options: argparse.Namespace) -> None:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.manual_seed(options.seed)
     tasks = load_tasks(options.tasks, instruction=options.instruction, limit=options.count) * options.samples
-    env = SearchEnv(
-        LocalRetriever.from_file(options.corpus), score=exact_match, reward=PaperReward(), topk=options.topk
-    )
+    env = _env(options)
     try:
         tokenizer = AutoTokenizer.from_pretrained(options.model)
         model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype="auto")
@@ -142,6 +160,14 @@ def run(options: argparse.Namespace) -> None:
         print("\n".join(f"    {text}" for text in game.texts))
 
 
+def _env(options: argparse.Namespace) -> Env[Any]:
+    if options.games:
+        return TextWorldEnv(options.games, reward=PaperReward())
+    return SearchEnv(
+        LocalRetriever.from_file(options.corpus), score=exact_match, reward=PaperReward(), topk=options.topk
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code (2 for a wrong setting)."""
     try:
@@ -156,7 +182,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer.tryout", description="Plays tasks with a model.")
     parser.add_argument("--model", required=True, help="Hugging Face folder or hub id")
     parser.add_argument("--tasks", type=Path, required=True, help="task file")
-    parser.add_argument("--corpus", type=Path, required=True, help="corpus file")
+    world = parser.add_mutually_exclusive_group(required=True)
+    world.add_argument("--corpus", type=Path, help="corpus file of questions")
+    world.add_argument("--games", type=Path, help="folder of text adventures")
     parser.add_argument("--count", type=int, default=150, help="tasks, from the start of the file (default 150)")
     parser.add_argument("--samples", type=int, default=1, help="games per task (default 1)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")

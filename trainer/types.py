@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float32]
+Bools: TypeAlias = npt.NDArray[np.bool_]
 RatioLevel: TypeAlias = Literal["token", "turn", "sequence"]
 """Every value of `loss.ratio_level`."""
 
@@ -32,6 +33,29 @@ class RatioUnits:
     """(E,) index into the pack of each member; a token of a shared prefix is a member of several paths."""
     member_units: Ints
     """(E,) which unit it is a member of, ascending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One sampled step of a typed decision policy in a pack."""
+
+    start: int
+    """Index of its first sampled token."""
+    stop: int
+    """Index behind its last sampled token."""
+    node: int
+    """Which decision node answered: index into the declaration's order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCoefficients:
+    """Loss coefficients of one decision node in one learning phase, its name for the metrics beside them."""
+
+    name: str
+    entropy_coef: float
+    kl_coef: float
+    clip_low: float
+    clip_high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +84,18 @@ class TreePack:
     old_logprobs: Floats
     """Log-probability under the policy that sampled the token, as the rollout engine reported it; 0 if not sampled.
     Tokens of a repeated prefix have theirs too: ratios of whole paths need them."""
+    is_current: Bools
+    """Whether the token was sampled by the very weights that are trained now: only there do differences between
+    `old_logprobs` and the learner's own come from the two implementations. Of no meaning where nothing is sampled."""
     units: RatioUnits | None = None
     """What shares a ratio; None: each trained token has its own."""
+    voice: Ints | None = None
+    """(T,) which adapter each token goes through, as index into the declaration's order; -1: the backbone alone. A
+    prompt has the voice of the steps that answer it. None: a flat policy."""
+    answers: tuple[Answer, ...] = ()
+    """The sampled steps of a typed policy that are trained here, ascending; together they are the trained tokens."""
+    coefficients: tuple[NodeCoefficients, ...] = ()
+    """Of every node of a typed policy, in the declaration's order; the same in all packs of a phase."""
 
     @property
     def tokens(self) -> int:
@@ -74,9 +108,9 @@ class TreePack:
         return int(np.count_nonzero(self.weight))
 
     @property
-    def scored(self) -> npt.NDArray[np.bool_]:
+    def scored(self) -> Bools:
         """(T,) tokens whose log-probability the loss needs: the trained ones, and members of ratio units."""
-        scored: npt.NDArray[np.bool_] = self.weight != 0
+        scored: Bools = self.weight != 0
         if self.units is not None:
             scored[self.units.member_tokens] = True
         return scored
@@ -110,4 +144,5 @@ def blank_pack(tokens: int) -> TreePack:
         negative=np.zeros(tokens, np.float32),
         weight=np.zeros(tokens, np.float32),
         old_logprobs=np.zeros(tokens, np.float32),
+        is_current=np.ones(tokens, np.bool_),
     )

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from trainer.demonstrations import Demonstration, Example, batches, encode, read_demonstrations, split_heldout
+from trainer.paths import open_weights
 from trainer.practice import NameMaker, lookup, renamed
 from trainer.teacher_forced import imitation, padded
-from trainer.tiny_model import tiny_model, tiny_tokenizer
+from trainer.tiny_model import as_loaded, tags_in, tiny_model, tiny_tokenizer
 
 TINY = "tiny"
 POOL = 2048
@@ -181,8 +182,10 @@ def load(path: str, dtype: torch.dtype, demonstrations: Sequence[Demonstration])
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if path == TINY:
-        tokenizer = tiny_tokenizer(_texts(demonstrations))
-        return tiny_model(tokenizer), tokenizer
+        steps = "".join(segment.text for segment in demonstrations[0].segments)
+        tokenizer = tiny_tokenizer(_texts(demonstrations), tags_in(steps))
+        model = tiny_model(tokenizer)
+        return model, as_loaded(tokenizer, model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
@@ -203,6 +206,7 @@ def save(model: Any, tokenizer: Any, out: Path, dtype: torch.dtype) -> None:
     model.save_pretrained(out, state_dict={name: made[tensor.data_ptr()] for name, tensor in weights.items()})
     model.config.dtype = trained_in
     model.config.save_pretrained(out)
+    open_weights(out)
     tokenizer.save_pretrained(out)
 
 

@@ -15,7 +15,7 @@ class LoraConfig(Section):
     alpha: Positive = 16.0
     """Only with a rank above 0: the adapters' product is scaled by alpha / rank."""
     targets: Annotated[tuple[Text, ...], Field(strict=False, min_length=1)] = ("all-linear",)
-    """Only with a rank above 0: adapted layers, e.g. `[q_proj, v_proj]`; `[all-linear]`: all but the output layer."""
+    """Adapted layers, e.g. `[q_proj, v_proj]`; `[all-linear]`: all but the output layer. A typed policy's too."""
 
 
 class LearnerConfig(Section):
@@ -58,8 +58,8 @@ class LearnerConfig(Section):
     """Longest start of the ranks, in seconds."""
     step_timeout_s: Positive = 1800.0
     """Longest learning phase of one step, in seconds."""
-    max_bad_steps: CountOrZero = 3
-    """Optimizer steps in a row that may be skipped for a loss or gradient that is not finite before the run stops."""
+    max_bad_steps: Count = 3
+    """How many optimizer steps in a row, skipped for a loss or gradient that is not finite, stop the run."""
 
     @property
     def optimizer_steps_per_step(self) -> int:
@@ -88,14 +88,22 @@ class RolloutConfig(Section):
     """Run the model without compiling it or capturing CUDA graphs."""
     temperature: Positive = 1.0
     """Sampling temperature of training rollouts; log-probabilities are taken after it. Evaluation is greedy."""
+    top_p: Positive = 1.0
+    """Only 1 is accepted: a cut distribution would give engine and learner different log-probabilities."""
+    entropy_topk: Annotated[int, Field(ge=2, le=100)] = 20
+    """Only with `tree.picking: entropy`: likeliest tokens per position that the entropy is taken over."""
+    keep_turns: bool = False
+    """Steps of a branch as one open request: no partial block is computed again; see docs/architecture.md."""
     threads: Count = 1
     """CPU threads per engine."""
     start_timeout_s: Positive = 600.0
     """Longest start of an actor, in seconds."""
     turn_timeout_s: Positive = 300.0
-    """Longest generation of one agent step, in seconds."""
+    """Longest generation of one agent step, in seconds, without the time that a push takes."""
     max_restarts: CountOrZero = 8
     """Dead actors replaced during a run; one more death stops it."""
+    stop_timeout_s: Positive = 20.0
+    """Longest wait for actors to stop before they are killed, in seconds."""
 
 
 class PushConfig(Section):
@@ -103,19 +111,31 @@ class PushConfig(Section):
 
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """Transport; `auto` takes nccl when learner and rollouts run on GPUs, else gloo."""
+    mode: Literal["keep", "drain"] = "keep"
+    """Branches in flight during a push: frozen in mid-step and continued with the new weights, or finished before."""
     timeout_s: Positive = 300.0
-    """Longest push, in seconds."""
-    probe_prompts: CountOrZero = 4
-    """Sampled sequences whose log-probabilities engine and learner compare after a push; 0 switches the check off."""
+    """Longest push, in seconds; also the longest wait for branches to finish under `mode: drain`."""
+    join_timeout_s: Positive = 60.0
+    """Longest wait for engines to join the learner for pushes, in seconds: they are loaded by then."""
+    probe_prompts: Count = 4
+    """Sampled sequences whose log-probabilities engine and learner compare after a push."""
     probe_tokens: Count = 32
     """Tokens per compared sequence."""
 
 
 class GuardsConfig(Section):
-    """Bounds that stop a run."""
+    """Bounds that stop a run, or drop an optimizer step."""
 
     max_logprob_diff: Positive = 0.02
     """Largest difference between the log-probabilities of engine and learner for the same token, in nats."""
+    max_mean_logprob_diff: Positive | None = None
+    """Largest mean of these differences after a push, in nats; null: no bound. The sharper one for bfloat16."""
+    max_kl: Positive | None = None
+    """Largest mean K3 divergence from the old policy in one optimizer step, in nats per token; null: no bound."""
+    max_ratio: Annotated[float, Field(gt=1)] | None = None
+    """Largest ratio of new to old probability in one optimizer step; null: no bound."""
+    on_breach: Literal["stop", "skip"] = "stop"
+    """Beyond max_kl or max_ratio: end the run after a checkpoint, or go on; the step is not applied either way."""
 
 
 class ClusterConfig(Section):
@@ -126,10 +146,16 @@ class ClusterConfig(Section):
         Field(pattern=r"^(auto|local|ray://\S+)$", json_schema_extra={"accepted": "auto, local or ray://HOST:PORT"}),
     ] = "auto"
     """`auto` joins the running cluster, `local` starts a private one, `ray://host:port` is a Ray client address."""
-    strategy: Literal["PACK", "SPREAD"] = "PACK"
-    """Placement: few nodes, or as many as possible."""
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    """Placement: few nodes or many; strictly: one node for all, or one for each."""
+    learner: Literal["any", "same_node"] = "any"
+    """Learner ranks are placed by `strategy` like all, or on one node whatever it says for the rollout actors."""
     wait_s: Positive = 120.0
     """Longest wait for the cluster to reserve what the run needs, in seconds."""
+    connect_timeout_s: Positive = 10.0
+    """Longest wait for the host that RAY_ADDRESS names, in seconds."""
+    start_timeout_s: Positive = 120.0
+    """Longest start of the server of a private Ray, in seconds, unless RAY_gcs_server_port_wait_time_s is set."""
 
 
 class LoggerConfig(Section):
@@ -141,6 +167,8 @@ class LoggerConfig(Section):
     """W&B project."""
     entity: Text | None = None
     """W&B user or team; null takes the key's default."""
+    timeout_s: Positive = 30.0
+    """Longest wait for W&B at the start, in seconds; at the end an upload may take twice that."""
     sample_trees: CountOrZero = 8
     """Trees per step that W&B shows and the run folder keeps."""
     forest_every: Count = 1
@@ -161,7 +189,21 @@ class EvaluationConfig(Section):
 class CheckpointConfig(Section):
     """What is saved to go on later."""
 
-    every: CountOrZero = 0
-    """Save every so many steps; 0 means at the end only."""
+    every: CountOrZero = 10
+    """Save every so many steps; 0 means at the end only. One takes 12 bytes per trained parameter."""
     keep: Count = 2
     """Newest checkpoints kept."""
+    best: Annotated[
+        str | None,
+        Field(
+            pattern=r"^[a-z]+/[A-Za-z0-9_@.-]+$",
+            json_schema_extra={"accepted": "null or a metric such as eval/success"},
+        ),
+    ] = None
+    """Metric of the step by which one more is kept, the best of those saved; see `metrics.jsonl` for the names."""
+    best_mode: Literal["max", "min"] = "max"
+    """Only with `checkpoint.best`: whether the best one has the largest or the smallest value."""
+    background: bool = True
+    """Write from copies in memory while the run goes on; else the run waits for the disk."""
+    timeout_s: Positive = 1800.0
+    """Longest write of one checkpoint, in seconds; one that takes longer is given up."""

@@ -18,8 +18,20 @@ class TreeConfig(Section):
     """K: continuations generated from each picked node."""
     rounds: CountOrZero = 1
     """L: rounds of pick-and-expand; 0 gives plain chains."""
-    picking: Literal["random"] = "random"
-    """How nodes are picked: uniformly among the root and every node that is not a leaf."""
+    picking: Literal["random", "entropy", "surprisal", "uncertain", "ucb"] = "random"
+    """Which nodes grow: uniformly drawn, or those of the highest score (docs/method.md, Picking)."""
+    sibling_penalty: Annotated[float, Field(ge=0)] = 0.05
+    """Taken from the score of a node for each child after its first; without effect on `random`."""
+    ucb_constant: Annotated[float, Field(ge=0)] = 1.4
+    """Only with `picking: ucb`: weight of the term that favours nodes with few leaves."""
+    max_tokens: Count | None = None
+    """Tokens per task, an equal share for each tree (its prompt, steps and observations once); null: no limit."""
+    max_tool_calls: Count | None = None
+    """Tool calls per task, an equal share for each tree; null: no limit."""
+    dedup: Literal["count", "resample"] = "count"
+    """Siblings with the same action text: only counted, or sampled again."""
+    dedup_attempts: Count = 2
+    """Only with `dedup: resample`: how often one branch is sampled again; a duplicate after that is kept."""
 
     @property
     def leaves_per_tree(self) -> int:
@@ -81,7 +93,9 @@ class LimitsConfig(Section):
     """Lengths of trajectories."""
 
     max_prompt_tokens: Count = 256
-    """Longest prompt, in tokens; a longer one is an error, prompts are never cut."""
+    """Longest prompt, in tokens; prompts are never cut."""
+    long_prompts: Literal["error", "skip"] = "error"
+    """A task with a longer prompt: ends the start of the run with a sentence, or is left out and counted."""
     max_turns: CountOrZero = 4
     """Tool turns per trajectory; one answer-only turn may follow."""
     max_turn_tokens: Count = 64
@@ -115,14 +129,18 @@ class SchedulerConfig(Section):
     """The actor that owns the trees of a step and hands out work."""
 
     steal_after: Annotated[float, Field(ge=1)] = 1.5
-    """A branch leaves the actor that holds its tree when that actor's queue is longer than this times the mean."""
-    lease_timeout_s: Positive = 300.0
-    """Seconds after which a branch that did not come back is handed to another actor."""
+    """What waits for an actor beyond its room is stolen if longer than this times the mean; never from n actors on."""
+    lease_timeout_s: Positive = 600.0
+    """Seconds without a step after which a branch is handed to another actor; above one turn and one tool call."""
     max_attempts: Count = 3
     """How often one branch is started before the run stops."""
     poll_s: Positive = 1.0
     """Seconds between two looks of the driver at a collection's progress and at the health of the actors."""
+    answer_timeout_s: Positive = 60.0
+    """Longest wait for an answer of this actor, in seconds, and for what engines counted; ten times for a forest."""
     collect_timeout_s: Positive = 1800.0
     """Longest collection of one step, in seconds."""
     watchdog_s: Positive = 120.0
     """Seconds without a finished branch after which a warning says what is stuck and who holds it."""
+    watchdog_abort_s: Positive = 900.0
+    """Seconds without a finished branch after which the run ends, with the same words."""

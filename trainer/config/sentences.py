@@ -6,7 +6,8 @@ from difflib import get_close_matches
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from trainer.config.keys import PATH, all_keys, listed
+from envs.masking import masked_text
+from trainer.config.keys import FOLDER, PATH, all_keys, listed, without_places
 
 
 class ConfigError(ValueError):
@@ -24,7 +25,7 @@ def unknown_key(key: str) -> str:
     while section not in keys.sections:
         section = section.rpartition(".")[0]
     similar = _similar(key)
-    hint = f" (did you mean {similar}?)" if similar else ""
+    hint = f" (did you mean {keys.written(similar)}?)" if similar else ""
     accepted = listed(sorted(keys.sections[section]), "and")
     if not section:
         return f"Unknown key {key}{hint}." if hint else f"Unknown key {key}: the top-level keys are {accepted}."
@@ -50,7 +51,7 @@ def empty_paths(settings: Mapping[str, object], section: str = "") -> Iterator[s
         key = f"{section}.{last}" if section else last
         if isinstance(value, Mapping):
             yield from empty_paths(value, key)
-        elif value == "" and key in all_keys().values and all_keys().values[key].accepted == PATH:
+        elif value == "" and key in all_keys().values and all_keys().values[key].accepted in (PATH, FOLDER):
             yield f"{key} is empty: {_must_be(key)}."
 
 
@@ -84,7 +85,9 @@ def _from_detail(detail: ErrorDetails, settings: Mapping[str, object]) -> Iterat
 def _stray_key(key: str, settings: Mapping[str, object]) -> str:
     """A key that exists, but not in the kind of section chosen, or that does not exist at all."""
     keys, section = all_keys(), key.rpartition(".")[0]
-    if key not in keys.values or section not in keys.tags:
+    while section and section not in keys.tags:
+        section = section.rpartition(".")[0]
+    if not section or not keys.is_known(key):
         return unknown_key(key)
     tag = f"{section}.{keys.tags[section]}"
     value: object = settings
@@ -100,20 +103,26 @@ def _key(location: tuple[int | str, ...], settings: Mapping[str, object]) -> str
     for part in location:
         if isinstance(value, Mapping) and name in tags and part == value.get(tags[name]):
             continue  # pydantic puts the chosen kind between a section and its keys
-        value = value.get(str(part)) if isinstance(value, Mapping) else None
+        if isinstance(value, Mapping):
+            value = value.get(str(part))
+        else:
+            value = value[part] if isinstance(value, list) and isinstance(part, int) and part < len(value) else None
         name = f"{name}[{part}]" if isinstance(part, int) else f"{name}.{part}".lstrip(".")
     return name
 
 
 def _must_be(key: str) -> str:
-    keys, name = all_keys(), key.partition("[")[0]
+    keys, name = all_keys(), without_places(key)
     if name in keys.sections:
-        return f"it must be a section with the keys {listed(sorted(keys.sections[name]), 'and')}"
+        is_list = name in keys.lists and not key.endswith("]")
+        what = "a list of sections" if is_list else "a section"
+        or_null = ", or null" * (name in keys.wholes and name not in keys.lists)
+        return f"it must be {what} with the keys {listed(sorted(keys.sections[name]), 'and')}{or_null}"
     return f"it must be {keys.values[name].accepted}" if name in keys.values else "see docs/configuration.md"
 
 
 def _shown(value: object) -> str:
     """A value as it is written in YAML, shortened; text in quotes, so that '8' is told from 8."""
     words = {None: "null", True: "true", False: "false"}
-    text = words[value] if value is None or isinstance(value, bool) else repr(value)
+    text = words[value] if value is None or isinstance(value, bool) else masked_text(repr(value))
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -8,28 +8,46 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from typing import Any
 
-_SCRIPTS = ("dom.js", "charts.js", "overview.js", "tree_plot.js", "node_panel.js", "trees.js", "app.js")
+_SCRIPTS = (
+    "dom.js",
+    "json_view.js",
+    "charts.js",
+    "chart_list.js",
+    "ledger.js",
+    "overview.js",
+    "tree_plot.js",
+    "picks.js",
+    "node_panel.js",
+    "typed_panel.js",
+    "trees.js",
+    "app.js",
+)
 _STYLES = ("style.css", "trees.css")
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 def render(data: Mapping[str, Any]) -> str:
     """The page for `data` (`data["title"]` names it; the rest is read by the scripts)."""
-    script = "(() => {\n" + "\n".join(_part(name) for name in _SCRIPTS) + "})();"
+    return assembled(part("page.html"), data, styles=map(part, _STYLES), scripts=map(part, _SCRIPTS))
+
+
+def assembled(page: str, data: Mapping[str, Any], *, styles: Iterable[str], scripts: Iterable[str]) -> str:
+    """`page` with its markers `{{title}}`, `{{style}}`, `{{data}}`, `{{script}}` and `{{script-hash}}` filled in."""
+    script = "(() => {\n" + "\n".join(scripts) + "})();"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     values = {
         "script-hash": digest,
         "title": html.escape(str(data["title"])),
-        "style": "\n".join(_part(name) for name in _STYLES),
+        "style": "\n".join(styles),
         "data": embedded_json(data),
         "script": script,
     }
     # Split once at the markers, so that a marker inside a value stays what it is: text.
-    head, *rest = _part("page.html").split("{{")
+    head, *rest = page.split("{{")
     filled = [head]
     for piece in rest:
         name, _, after = piece.partition("}}")
@@ -45,5 +63,6 @@ def embedded_json(data: Mapping[str, Any]) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _part(name: str) -> str:
+def part(name: str) -> str:
+    """Text of one of the files beside this one."""
     return files(__name__).joinpath(name).read_text(encoding="utf-8")

@@ -4,11 +4,10 @@ let tokenView = false;
 
 function nodePanel({ forest, task, tree, node }) {
   const path = pathTo(tree, node);
-  return [
-    nodeHead(tree, node),
-    node.index ? nodeBody(node) : promptBody(task, node),
-    pathList(forest, task, tree, path),
-  ];
+  const told = tree.typed
+    ? [!node.index && promptBody(task, node), trunkBlock(tree, node), typedBody(node)]
+    : [node.index ? nodeBody(node) : promptBody(task, node), pathList(forest, task, tree, path)];
+  return [nodeHead(tree, node), ...told, picksBlock(tree), taskLedger(task)].filter(Boolean);
 }
 
 function nodeHead(tree, node) {
@@ -21,10 +20,12 @@ function nodeHead(tree, node) {
     ["Sampled tokens", node.tokens || null, format.count],
     ["Mean log-prob.", node.meanLogprob, format.number],
     ["Lowest log-prob.", node.logprobs.length > 1 ? Math.min(...node.logprobs.filter(isNumber)) : null, format.number],
-    ["Observation tokens", node.observation_tokens || null, format.count],
+    [tree.typed ? "Tokens of the next prompt" : "Observation tokens", node.observation_tokens || null, format.count],
     ["Tool calls", node.tool_calls || null, format.count],
+    ["Entropy", node.entropy, format.number],
   ].filter(([, value]) => isNumber(value));
-  const title = node.index ? `Step ${node.depth}` : "Prompt";
+  const step = node.typed ? `Step ${node.depth}: ${node.typed.node}` : `Step ${node.depth}`;
+  const title = node.index ? step : "Prompt";
   const place = [
     `tree ${tree.index + 1}, node ${node.index}`,
     node.index && (node.slot ? `branch ${node.slot}` : "first chain"),
@@ -36,6 +37,7 @@ function nodeHead(tree, node) {
     null,
     el("h2", null, title),
     el("p", { class: "muted" }, place.join(" · ")),
+    node.note && el("p", null, node.note),
     el(
       "dl",
       { class: "chips" },

@@ -11,6 +11,8 @@ function overviewView() {
     el("div", { class: "hero" }, scoreCard(), factsCard()),
     hopsTable(),
     chartSections(),
+    liveTable(),
+    ledgerTable(),
   );
 }
 
@@ -127,6 +129,13 @@ function factsCard() {
       format.share(ledger.prefill_tokens_cached / prefill),
       `of ${format.short(prefill)} prompt and observation tokens`,
     ]);
+  const once = (name) => (page.series[`decision/${name}`] ?? []).find(isNumber);
+  if (isNumber(once("backbone_share")))
+    facts.push([
+      "Backbone",
+      format.share(once("backbone_share")),
+      `of all weights; adapters save ${format.share(once("memory_saved"))} of weights, gradients and optimizer state`,
+    ]);
   const parity = summary.parity?.max_abs_logprob_diff;
   if (isNumber(parity))
     facts.push(["Engine against learner", format.number(parity), "largest log-probability difference after any push"]);
@@ -201,154 +210,6 @@ function dumbbell(from, to) {
   );
 }
 
-const one = (title, name, color, more) => ({
-  title,
-  format: format.number,
-  series: [{ name, color: `var(--${color})` }],
-  ...more,
-});
-
-// The known charts. `name` may list alternatives ("a|b"): the first one that the run has is drawn.
-function sections() {
-  const share = { format: format.share, axis: (v) => `${Math.round(100 * v)} %`, low: 0, high: 1 };
-  const small = { format: format.share, axis: (v) => `${+(100 * v).toPrecision(3)} %`, low: 0 };
-  const limit = page.config?.guards?.max_logprob_diff;
-  const stop = isNumber(limit) ? { value: limit, label: "run stops" } : null;
-  const ends = Object.keys(page.series)
-    .filter((name) => /^rollout\/end_.+_share$/.test(name))
-    .sort();
-  return [
-    [
-      "Learning",
-      "Averages over all paths of a step.",
-      [
-        {
-          title: "Success",
-          wide: true,
-          ...share,
-          series: [
-            { name: "rollout/success", label: "training", color: "var(--c2)" },
-            { name: "eval/success", label: "held-out", color: "var(--c1)", points: true },
-          ],
-        },
-        {
-          title: "Reward",
-          format: format.number,
-          series: [
-            { name: "rollout/reward|reward/mean", label: "mean", color: "var(--c1)" },
-            { name: "reward/std", label: "spread (std)", color: "var(--c3)" },
-          ],
-        },
-        {
-          title: "Without signal",
-          ...share,
-          note: "Tasks whose advantages are all 0, and trees whose paths all got the same reward.",
-          series: [
-            { name: "reward/dead_groups", label: "tasks", color: "var(--c5)" },
-            { name: "reward/dead_trees", label: "trees", color: "var(--c4)" },
-          ],
-        },
-        {
-          title: "How paths ended",
-          stack: true,
-          ...share,
-          series: ends.map((name, i) => ({
-            name,
-            label: name.slice(12, -6).replaceAll("_", " "),
-            color: `var(--c${(i % 6) + 1})`,
-          })),
-        },
-      ],
-    ],
-    [
-      "Cost",
-      "Counted by the token ledger and the clock.",
-      [
-        {
-          title: "Tokens",
-          wide: true,
-          stack: true,
-          format: format.short,
-          series: [
-            { name: "ledger/sampled_tokens", label: "sampled", color: "var(--c1)" },
-            { name: "ledger/prefill_tokens_computed", label: "prefill computed", color: "var(--c3)" },
-            { name: "ledger/prefill_tokens_cached", label: "prefill cached", color: "var(--c6)" },
-          ],
-        },
-        {
-          title: "Time per phase",
-          stack: true,
-          format: format.seconds,
-          axis: (v) => `${format.short(v)}s`,
-          series: [
-            { name: "time/collect_s", label: "collect", color: "var(--c1)" },
-            { name: "time/learn_s", label: "learn", color: "var(--c2)" },
-            { name: "time/push_s", label: "push", color: "var(--c5)" },
-            { name: "time/eval_s", label: "eval", color: "var(--c4)" },
-          ],
-        },
-        {
-          title: "Tokens per second",
-          format: format.count,
-          axis: format.short,
-          low: 0,
-          series: [
-            { name: "rollout/tokens_per_s", label: "sampled", color: "var(--c1)" },
-            { name: "learner/tokens_per_s", label: "trained", color: "var(--c2)" },
-          ],
-        },
-        {
-          title: "Sharing prefixes in training",
-          format: format.count,
-          axis: format.short,
-          low: 0,
-          note: "Tokens the learner would run with one row per path, and tokens of the trees.",
-          series: [
-            { name: "tree/flat_tokens", label: "one row per path", color: "var(--c3)" },
-            { name: "tree/unique_tokens", label: "tree", color: "var(--c1)" },
-          ],
-        },
-        one("Tokens of rows per token of the trees", "learner/tree_token_ratio", "c3"),
-        one("Tool calls", "ledger/tool_calls", "c4", { low: 0 }),
-      ],
-    ],
-    [
-      "Learner",
-      "One optimizer phase per step.",
-      [
-        one("Loss", "learner/loss", "c2"),
-        one("Gradient norm", "learner/grad_norm", "c2", { low: 0 }),
-        one("KL to the reference", "learner/kl_reference|learner/kl", "c4", { low: 0 }),
-        one("KL to the sampling policy", "learner/approx_kl", "c4", { low: 0 }),
-        one("Clipped tokens", "learner/clip_share", "c3", small),
-        one("Entropy", "learner/entropy", "c6"),
-        one("Learning rate", "learner/lr", "c1", { low: 0 }),
-        one("Trained tokens", "learner/trained_tokens|learner/tokens", "c1", { low: 0 }),
-      ],
-    ],
-    [
-      "Weight push",
-      "After each push the engine's log-probabilities are compared with the learner's.",
-      [
-        one("Largest log-probability difference", "push/max_abs_logprob_diff", "c5", { low: 0, limit: stop }),
-        one("Largest difference on the tokens trained", "learner/mismatch_max_abs_logprob_diff", "c5", { low: 0 }),
-        one("Push time", "push/seconds", "c1", { format: format.seconds, low: 0 }),
-        one("Bytes pushed", "push/bytes", "c2", { low: 0 }),
-      ],
-    ],
-    [
-      "Trees",
-      "What the search grew.",
-      [
-        one("Paths (leaves)", "tree/leaves", "c1", { low: 0 }),
-        one("Nodes", "tree/nodes", "c2", { low: 0 }),
-        one("Depth", "tree/depth", "c4", { low: 0 }),
-        one("Trees", "tree/trees", "c3", { low: 0 }),
-      ],
-    ],
-  ];
-}
-
 function chartSections() {
   if (!page.steps.length)
     return el("div", { class: "card empty" }, "No metrics yet. The curves appear once the run has finished a step.");
@@ -360,7 +221,7 @@ function chartSections() {
     ...known.flatMap(([, , specs]) => specs.flatMap((spec) => spec.series.flatMap((s) => s.name.split("|")))),
   ]);
   const rest = Object.keys(page.series)
-    .filter((name) => !used.has(name) && !/^eval\/.+_(success|n)$/.test(name))
+    .filter((name) => !used.has(name) && !/^eval\/.+_(success|n)$/.test(name) && !name.startsWith(LIVE))
     .sort();
   const parts = known.flatMap(([title, note, specs]) => {
     const cards = specs.map(chart).filter(Boolean);
@@ -378,6 +239,34 @@ function chartSections() {
       ),
     );
   return parts;
+}
+
+const LIVE = "decision/live/";
+
+// Settings that were changed while the run went on.
+function liveTable() {
+  const keys = Object.keys(page.series).filter((name) => name.startsWith(LIVE) && !name.endsWith("/before"));
+  const changes = keys.flatMap((name) =>
+    page.series[name].flatMap((value, i) => {
+      const before = page.series[`${name}/before`]?.[i];
+      return isNumber(value) ? [{ step: page.steps[i], key: name.slice(LIVE.length), before, value }] : [];
+    }),
+  );
+  if (!changes.length) return null;
+  changes.sort((a, b) => a.step - b.step);
+  const columns = [
+    { title: "Before step", num: true },
+    { title: "Setting" },
+    { title: "From", num: true },
+    { title: "To", num: true },
+  ];
+  const rows = changes.map(({ step, key, before, value }) => [
+    format.count(step),
+    key,
+    isNumber(before) ? format.number(before) : "–",
+    format.number(value),
+  ]);
+  return [heading("Live changes", "Taken over while the run went on."), el("div", { class: "card" }, table(columns, rows))];
 }
 
 function smoothToggle() {

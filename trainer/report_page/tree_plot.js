@@ -16,6 +16,7 @@ function actionOf(text) {
 
 function nodeLabel(node) {
   if (!node.index) return "prompt";
+  if (node.typed) return `${node.typed.node}: ${outputLine(node.typed)}`;
   const [tag, text] = actionOf(node.action);
   const said = text.replace(/\s+/g, " ") || "(empty)";
   if (node.end && node.end !== "answered") return `${node.end.replaceAll("_", " ")}: ${said}`;
@@ -34,6 +35,10 @@ function scaleOf(task) {
     const high = Math.max(1, task.high ?? 1);
     const low = Math.min(0, task.low ?? 0);
     return { low, high, of: (node) => node.meanReward, name: "mean reward of the paths below" };
+  }
+  if (explorer.color === "own") {
+    const known = nodes.map(ownReward).filter(isNumber);
+    return { low: Math.min(0, ...known), high: Math.max(1, ...known), of: ownReward, name: "the node's own reward, without penalties" };
   }
   if (explorer.color === "advantage") {
     const most = Math.max(...nodes.map((node) => Math.abs(node.meanAdvantage ?? 0))) || 1;
@@ -95,12 +100,14 @@ function drawTrees(plot, key) {
       groups,
     ),
   );
-  key.replaceChildren(
+  const told = [
     el("span", null, scale.name, ": ", format.number(scale.low), el("i", { class: "ramp" }), format.number(scale.high)),
     ...["✓ right", "◐ partly", "✗ wrong", "! failed"].map((text) => el("span", null, text)),
     el("span", null, "dashed: a branch grown from an earlier node, with its number"),
+    task.trees.some((tree) => tree.typed) && el("span", null, "framed in red: the node at fault on the chosen path"),
     el("span", null, "arrow keys move"),
-  );
+  ];
+  key.replaceChildren(...told.filter(Boolean));
   markSelection(plot);
 }
 
@@ -191,12 +198,14 @@ function pathTo(tree, node) {
 function markSelection(plot = document.getElementById("plot")) {
   const { tree, node } = explorer;
   const ids = new Set(pathTo(tree, node).map((n) => `${tree.index}-${n.index}`));
+  const blame = tree.blames ? blameOf(tree, node) : null;
   for (const drawn of plot.querySelectorAll(".node, .edge")) {
     const [kind, ...id] = drawn.id.split("-");
     drawn.classList.toggle("on-path", ids.has(id.join("-")));
     if (kind !== "node") continue;
     const selected = id.join("-") === `${tree.index}-${node.index}`;
     drawn.setAttribute("aria-selected", selected);
+    drawn.classList.toggle("at-fault", blame !== null && id.join("-") === `${tree.index}-${blame.index}`);
     drawn.setAttribute("tabindex", selected ? 0 : -1);
   }
 }

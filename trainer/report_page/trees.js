@@ -197,6 +197,7 @@ function taskButton(task) {
         `${task.right}/${task.leaves.length} right`,
         best,
         task.meta.hops && `${task.meta.hops} ${task.meta.hops === 1 ? "hop" : "hops"}`,
+        taskBlame(task) && `at fault: ${taskBlame(task)}`,
       ]
         .filter(Boolean)
         .map((text) => el("span", null, text)),
@@ -215,8 +216,15 @@ function leftOut() {
 
 function canvas() {
   const { forest, task } = explorer;
-  const colors = { reward: "Reward", advantage: "Advantage", logprob: "Log-probability" };
-  const has = { reward: true, advantage: task.leaves.some((leaf) => isNumber(leaf.advantage)), logprob: true };
+  const isTyped = task.trees.some((tree) => tree.typed);
+  const colors = { reward: "Reward", own: "Node's reward", advantage: "Advantage", logprob: "Log-probability" };
+  if (!isTyped) delete colors.own;
+  const has = {
+    reward: true,
+    own: isTyped,
+    advantage: task.leaves.some((leaf) => isNumber(leaf.advantage)),
+    logprob: true,
+  };
   if (!has[explorer.color]) explorer.color = "reward";
   const plot = el("div", { class: "plot", id: "plot" });
   const key = el("div", { class: "key" });
