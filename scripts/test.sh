@@ -29,7 +29,7 @@ for part in "${parts[@]}"; do
     workers=()
     # Slow tests start processes of their own and want the machine for themselves.
     if [[ "$part" == "not slow" ]]; then workers=(-n auto --maxprocesses 8 --dist loadfile); fi
-    python -m pytest -q --durations=10 -m "$part" "${workers[@]}" "$@" && continue || result=$?
+    python -m pytest -q --tb=short --durations=10 -m "$part" "${workers[@]}" "$@" && continue || result=$?
     if ((result == 5)); then none=$((none + 1)); else code=$result; fi
 done
 if ((none == ${#parts[@]})); then echo "test: no test matches: $*" >&2 && code=5; fi

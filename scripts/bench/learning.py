@@ -1,13 +1,14 @@
-"""Trees against chains on the quickstart task: the same start, the same schedule, nearly the same tokens per step.
+"""Trees against chains on one experiment's task: the same start and schedule, nearly the same tokens per step.
 
     python -m scripts.bench.learning --json OUT.json [--png OUT.png] [--seeds 0,1,2,3] [--arms tree,chain,intra,inter]
                                      [--steps N] [--chain-roots G] [--samples S] [--runs-dir DIR] [KEY=VALUE ...]
 
-Every run is a process of `python -m trainer.main experiment=quickstart cluster=local`, one at a time, seed by seed
-over all arms. The chain arm is the tree's configuration without branches and with G chains per task. G is measured:
-before the first run, one run of each of the two (with a seed of their own, which is not counted) shows what a step
-costs. Run again after an interruption, it goes on with the first run that has no summary. The JSON is written after
-every run. Success on the way is greedy, as in training; `--samples` adds each final policy's at temperature 1.
+Every run is a process of `python -m trainer.main experiment=quickstart cluster=local` (another `experiment=` may be
+given), one at a time, seed by seed over all arms. The chain arm is the tree's configuration without branches and with
+G chains per task. G is measured: before the first run, one run of each of the two (with a seed of their own, which is
+not counted) shows what a step costs. Run again after an interruption, it goes on with the first run that has no
+summary. The JSON is written after every run. Success on the way is greedy, as in training; `--samples` adds each final
+policy's at temperature 1.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from scripts.bench.learning_curves import Curve, matched_roots
 from scripts.bench.learning_report import report
-from scripts.bench.learning_runs import Bench
+from scripts.bench.learning_runs import Bench, on_experiment
 from trainer.compose import compose
 from trainer.config.sentences import ConfigError
 
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def compare(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """All runs, then the figure. Raises ConfigError or ValueError for settings that cannot be used."""
     shared = [*options.overrides, *([f"steps={options.steps}"] if options.steps else [])]
-    config = compose(["experiment=quickstart", *shared])
+    config = compose(on_experiment(shared))
     if not config.evaluation.every:
         raise ValueError("evaluation.every=0 leaves nothing between start and end: set it to at least 1.")
     if options.samples < 0:
@@ -83,7 +84,7 @@ def compare(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     arms = {arm: (*ARMS[arm], *([f"tree.roots={roots}"] if arm == "chain" else [])) for arm in options.arms}
     header = {
         "command": shlex.join(["python", "-m", "scripts.bench.learning", *arguments]),
-        "commit": _commit(),
+        "commit": checkout(),
         "shared_overrides": shared,
         "arms_overrides": arms,
         "settings": config.model_dump(mode="json", exclude={"name", "runs_dir", "seed"}),
@@ -103,7 +104,7 @@ def compare(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     return 1 if bench.failures else 0
 
 
-def _commit() -> str:
+def checkout() -> str:
     """The checkout's commit, with `+changes` when tracked files differ from it."""
     git = ["git", "-C", os.fspath(Path(__file__).resolve().parent)]
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
@@ -111,7 +112,8 @@ def _commit() -> str:
     return f"{commit or 'unknown'}{'+changes' if changed else ''}"
 
 
-def _seeds(text: str) -> list[int]:
+def seeds_in(text: str) -> list[int]:
+    """Reads e.g. `"0,1,2"`, for a command line."""
     parts = text.split(",")
     if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts) or str(PILOT_SEED) in parts:
         raise argparse.ArgumentTypeError(f"{text!r} must be different whole numbers of at least 0, not {PILOT_SEED}")
@@ -132,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings of all arms")
     parser.add_argument("--json", type=Path, required=True, help="where the result goes")
     parser.add_argument("--png", type=Path, help="where the figure goes (needs matplotlib)")
-    parser.add_argument("--seeds", type=_seeds, default=[0, 1, 2, 3], metavar="0,1,2,3")
+    parser.add_argument("--seeds", type=seeds_in, default=[0, 1, 2, 3], metavar="0,1,2,3")
     parser.add_argument("--arms", type=_arms, default=list(ARMS), metavar=",".join(ARMS))
     parser.add_argument("--steps", type=int, help="training steps of each run (default: the experiment's)")
     parser.add_argument("--chain-roots", type=int, metavar="G", help="chains per task of the chain arm; not measured")

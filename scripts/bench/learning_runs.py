@@ -27,7 +27,7 @@ class Run:
     arm: str
     seed: int
     overrides: tuple[str, ...]
-    """All settings that differ from the quickstart's."""
+    """All settings that differ from the experiment's, which is the quickstart unless `experiment=` is among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,13 @@ class Bench:
 
 def all_overrides(run: Run, runs_dir: Path) -> list[str]:
     """Everything on the command line of the run."""
-    return ["experiment=quickstart", "cluster=local", *run.overrides, f"name={run.name}", f"runs_dir={runs_dir}"]
+    return [*on_experiment(run.overrides), "cluster=local", f"name={run.name}", f"runs_dir={runs_dir}"]
+
+
+def on_experiment(overrides: Sequence[str]) -> list[str]:
+    """The overrides, with the quickstart as the experiment unless they name one."""
+    named = any(override.startswith("experiment=") for override in overrides)
+    return [*([] if named else ["experiment=quickstart"]), *overrides]
 
 
 def check_settings(run: Run, runs_dir: Path) -> None:

@@ -1,13 +1,15 @@
 """The same learning pass under TRL's GRPOTrainer; runs in an environment of its own and imports nothing of ours.
 
-    .venv-trl/bin/python scripts/bench/trl_pass.py MODEL ROWS.json
+    .venv-trl/bin/python -P scripts/bench/trl_pass.py MODEL ROWS.json
 
 ROWS.json lists shapes; a shape is `{"name", "pack", "rows": [{"prompt", "completion", "sampled", "advantage"}]}`, with
 token ids, and `sampled` 1 for tokens of the policy and 0 for observations. For every line with a shape's index on the
-standard input it runs one pass, forward, loss and backward, and prints the seconds as one line.
+standard input it runs one pass, forward, loss and backward, and prints the seconds as one line. A path in place of an
+index is where the gradient of the last pass is written, all parameters as one vector; then it prints the path.
 
 The loss is `GRPOTrainer.compute_loss` itself, on inputs as its own generation prepares them. Rows are sorted by length
-and a batch holds as many as fit into `pack` tokens with padding, which spares TRL most of the padding.
+and a batch holds as many as fit into `pack` tokens with padding, which spares TRL most of the padding. It takes the
+mean over the rows of a batch; weighted with the batch's share of the rows, that adds up to the mean over all rows.
 """
 
 import json
@@ -26,7 +28,7 @@ Batch = dict[str, torch.Tensor]
 
 
 def trainer_for(model: str, folder: str) -> Any:
-    """A GRPOTrainer that clips as ours does and has no KL term; it never generates here."""
+    """A GRPOTrainer that clips as ours does, dual clip included, and has no KL term; it never generates here."""
     lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     settings = {
         "output_dir": folder,
@@ -34,6 +36,7 @@ def trainer_for(model: str, folder: str) -> Any:
         "report_to": [],
         "beta": 0.0,
         "epsilon": 0.2,
+        "delta": 3.0,
         "loss_type": "grpo",
         "per_device_train_batch_size": 8,
         "num_generations": 8,
@@ -91,16 +94,24 @@ def collate(rows: list[dict[str, Any]]) -> Batch:
 
 def run(trainer: Any, prepared: list[Batch]) -> float:
     """One pass over all batches; returns its seconds."""
+    rows = sum(len(batch["advantages"]) for batch in prepared)
     trainer.model.zero_grad()
     started = time.perf_counter()
     for batch in prepared:
-        trainer.accelerator.backward(trainer.compute_loss(trainer.model, batch))
+        share = len(batch["advantages"]) / rows
+        trainer.accelerator.backward(trainer.compute_loss(trainer.model, batch) * share)
     return time.perf_counter() - started
 
 
+def write_gradient(trainer: Any, path: str) -> None:
+    """All gradients of the last pass, in the order of the model's parameters."""
+    torch.save(torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]), path)
+
+
 def main() -> None:
-    """Prepares everything, says so, and serves one pass per line."""
+    """Prepares everything, says so, and serves line by line."""
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # as on the other sides
     model, rows = sys.argv[1:]
     shapes = json.loads(Path(rows).read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +119,12 @@ def main() -> None:
         prepared = [batches(shape["rows"], shape["pack"]) for shape in shapes]
         print("ready", flush=True)
         for line in sys.stdin:
-            print(run(trainer, prepared[int(line)]), flush=True)
+            wanted = line.strip()
+            if wanted.isdecimal():
+                print(run(trainer, prepared[int(wanted)]), flush=True)
+            else:
+                write_gradient(trainer, wanted)
+                print(wanted, flush=True)
 
 
 if __name__ == "__main__":

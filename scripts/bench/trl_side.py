@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+import torch
+
 from rollout_workers.trees import path
 from rollout_workers.types import Forest
 from scripts.bench.learner_passes import Shape
@@ -62,9 +64,11 @@ class TrlProcess:
         shapes = [{"name": shape.name, "pack": shape.pack, "rows": rows(forest)} for shape, forest in forests]
         given = folder / "rows.json"
         given.write_text(json.dumps(shapes), encoding="utf-8")
-        command = [str(make_venv()), str(ROOT / "scripts/bench/trl_pass.py"), str(model), str(given)]
+        # -P: the script's folder holds a signal.py, which would stand before Python's own.
+        command = [str(make_venv()), "-P", str(ROOT / "scripts/bench/trl_pass.py"), str(model), str(given)]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         environment |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        self._gradient = folder / "gradient.pt"
         self._log = (folder / "trl.log").open("w+", encoding="utf-8")
         self._process = subprocess.Popen(
             command,
@@ -80,10 +84,19 @@ class TrlProcess:
 
     def run(self, index: int) -> float:
         """Seconds of one pass over the shape with this index."""
+        return float(self._answer(str(index)))
+
+    def gradient(self) -> torch.Tensor:
+        """All gradients of the last pass as one vector."""
+        self._answer(str(self._gradient))
+        found: torch.Tensor = torch.load(self._gradient, weights_only=True)
+        return found
+
+    def _answer(self, line: str) -> str:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{index}\n")
+        self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
-        return float(self._line())
+        return self._line()
 
     def _line(self) -> str:
         assert self._process.stdout is not None
