@@ -8,6 +8,8 @@ import secrets
 import sys
 from pathlib import Path
 
+import pytest
+
 for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "WANDB_API_KEY"):
     os.environ.pop(name, None)
 
@@ -15,6 +17,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a call of Ray without Ray is a mistake, and must not start one
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -24,3 +27,12 @@ os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 # DeepSpeed finds ninja, and tests find `ray`, beside the interpreter even when the environment is not activated.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quickstart_data(request: pytest.FixtureRequest) -> None:
+    """The quickstart's questions, which the real runs of the slow tests read: a new checkout has none."""
+    if any(item.get_closest_marker("slow") for item in request.session.items):
+        from envs.prepare import main  # after the environment above
+
+        assert main(["--out", str(Path(__file__).parent.parent / "data" / "quickstart")]) == 0

@@ -4,39 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
+from real_runs import ROOT, SMALL, Run, Watch, metrics_of, repeatable, summary_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-ROOT = Path(__file__).parent.parent
-SMALL = ["tasks_per_step=4", "evaluation.tasks=12", "logger.sample_trees=4"]
-
-
-def summary_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "summary.json").read_text())
-
-
-def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def start(runs: Path, name: str, *overrides: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "trainer.main", "experiment=quickstart", "cluster=local", f"runs_dir={runs}"]
-    return subprocess.Popen(
-        [*command, f"name={name}", *SMALL, *overrides], cwd=ROOT, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=800)
-    assert process.returncode == 0, output
-    return output
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +39,7 @@ def test_three_steps_through_ray_job_submit(quickstart: Path) -> None:
     assert [line["step"] for line in steps] == [1, 2, 3]
     assert [line["push/version"] for line in steps] == [1.0, 2.0, 3.0]
     assert all(line["learner/grad_norm"] > 0 for line in steps)
+    assert all(line["rollout/ledger_mismatch"] == 0 for line in steps)
     assert all(line["learner/mismatch_max_abs_logprob_diff"] < 1e-3 for line in steps)
 
 
@@ -102,24 +76,18 @@ def test_the_export_loads_and_evaluates(quickstart: Path) -> None:
 
 def test_a_seed_fixes_a_run(quickstart: Path, tmp_path: Path) -> None:
     """The same three steps without `ray job submit`: all numbers but times and loads are the same, bit for bit."""
-    finish(start(tmp_path, "again", "steps=3", "checkpoint.every=2"))
+    Run(tmp_path, "again", "steps=3", "checkpoint.every=2").finish()
 
-    def numbers(folder: Path) -> list[dict[str, Any]]:
-        clocks = ("time/", "system/", "push/seconds", "learner/seconds", "_per_s", "env_seconds")
-        cached = ("cached", "prefill_tokens_computed")  # which of two simultaneous prompts fills the cache is a race
-        return [
-            {name: value for name, value in line.items() if not any(part in name for part in (*clocks, *cached))}
-            for line in metrics_of(folder)
-            if line["step"] <= 3
-        ]
+    def numbers(folder: Path) -> list[dict[str, float]]:
+        return [repeatable(line) for line in metrics_of(folder) if line["step"] <= 3]
 
     assert numbers(tmp_path / "again") == numbers(quickstart)
 
 
 def test_a_resumed_run_goes_on_from_its_checkpoint(quickstart: Path) -> None:
     before = metrics_of(quickstart)
-    process = start(quickstart.parent, "three", "steps=4", "checkpoint.every=2")
-    assert "resumed from" in finish(process)
+    run = Run(quickstart.parent, "three", "steps=4", "checkpoint.every=2")
+    assert "resumed from" in run.finish()
     assert summary_of(quickstart)["steps"] == 4
     assert metrics_of(quickstart)[: len(before)] == before
     last = [line for line in metrics_of(quickstart) if "learner/loss" in line][-1]
@@ -128,29 +96,13 @@ def test_a_resumed_run_goes_on_from_its_checkpoint(quickstart: Path) -> None:
 
 def test_ranks_stage_3_and_two_actors_train_and_survive_a_killed_actor(tmp_path: Path) -> None:
     shape = ["tree.roots=4", "tree.nodes_per_round=3", "tree.rounds=2", "learner.zero_stage=3", "learner.ranks=2"]
-    process = start(tmp_path, "wide", "steps=3", *shape, "rollout.actors=2")
-    try:
-        _kill_one_actor(process, tmp_path / "wide" / "metrics.jsonl")
-        output = finish(process)
-    finally:
-        process.kill()
+    with Run(tmp_path, "wide", "steps=3", *shape, "rollout.actors=2") as run, Watch(run.process.pid) as watch:
+        run.wait_for_step(1)  # so that a collection or a push is going on
+        first, _ = watch.alive("ray::RolloutActor")
+        first.kill()
+        output = run.finish()
     summary = summary_of(tmp_path / "wide")
     assert "died" in output
     assert summary["rollout_actors_replaced"] >= 1
     assert (summary["steps"], summary["ledger"]["leaves"]) == (3, 3 * 4 * 4 * 7)
     assert summary["parity"]["max_abs_logprob_diff"] < 0.02
-
-
-def _kill_one_actor(process: subprocess.Popen[str], metrics: Path) -> None:
-    """As soon as the first step is logged, so that a collection or a push is going on."""
-    until = time.monotonic() + 600
-    while not (metrics.exists() and '"step": 1' in metrics.read_text()):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < until
-        time.sleep(0.2)
-    actors = [
-        child for child in psutil.Process(process.pid).children(recursive=True)
-        if child.cmdline() and child.cmdline()[0].startswith("ray::RolloutActor")
-    ]  # fmt: skip
-    assert len(actors) == 2
-    actors[0].kill()

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from envs.actions import Action, neutralise, parse_action, well_formed
+from envs.actions import COMMAND, SEARCH, Action, neutralise, parse_action, well_formed
 
 PIECES = ["<think>", "</think>", "<search>", "</search>", "<answer>", "</answer>", "<information>", "</information>"]
 PIECES += ["<last/>", " Ulm ", "\n", "x", "<", ">", "<|im_end|>", "\x00"]
@@ -39,6 +39,27 @@ def action(think, kind, content, well=True):
 )
 def test_steps_read_by_hand(text, expected):
     assert parse_action(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think> a </think><act> open box </act>", action("a", "act", "open box")),
+        (" <act>open box</act>\n", action("", "act", "open box")),
+        ("<act>a</act><act>b</act>", action("", "act", "b", well=False)),
+        ("so <act>a</act>", action("", "act", "a", well=False)),
+        ("<act>a <obs>b</obs></act>", action("", "act", "a <obs>b</obs>", well=False)),
+        ("<act>a <search>b</search></act>", action("", "act", "a <search>b</search>")),
+        ("<think>a</think>", action("a", None, "", well=False)),
+        ("<act> </act>", action("", None, "", well=False)),
+    ],
+)
+def test_commands_may_come_without_a_thought(text, expected):
+    assert parse_action(text, COMMAND) == expected
+
+
+def test_formats_name_what_closes_a_step():
+    assert (SEARCH.stop, COMMAND.stop) == (("</search>", "</answer>"), ("</act>",))
 
 
 @given(soup)

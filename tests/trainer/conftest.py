@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from local_ray import local_ray
 
 if TYPE_CHECKING:
     from learner_runs import Run
@@ -33,12 +34,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    import ray
-
     here = str(Path(__file__).parents[2])
-    ray.init(address="local", num_cpus=8, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": here}})
-    yield
-    ray.shutdown()
+    with local_ray(num_cpus=8, runtime_env={"env_vars": {"PYTHONPATH": here}}):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ import random
 from pathlib import Path
 
 from envs.types import EndReason, Message, Task
-from rollout_workers.types import Forest, Node, TaskGroup, Tree
+from rollout_workers.picking import RULES, PickSettings
+from rollout_workers.types import Forest, Ledger, Node, TaskGroup, Tree
 from trainer.advantages import advantages
 from trainer.run_folder import RunFolder, library_versions
 
@@ -49,8 +50,9 @@ class Words:
 class Grower:
     """Grows made-up trees with the shape that the scheduler's trees have."""
 
-    def __init__(self, words: Words, seed: int, skill: float) -> None:
+    def __init__(self, words: Words, seed: int, skill: float, picking: str = "random") -> None:
         self.words, self.random, self.skill = words, random.Random(seed), skill
+        self.pick = RULES[picking]
 
     def node(self, parent: int, slot: int, version: int, action: str, observation: str = "", **result) -> Node:
         ids = self.words.encode(action)
@@ -92,16 +94,26 @@ class Grower:
         meta = {"hops": 1 + number % 3, "city": city, "family": "city_capital"}
         prompt = (Message(role="user", content=text),)
         task = Task(id=f"city_capital/{city.lower()}-{number}", prompt=prompt, truth=(PLACES[city][1],), meta=meta)
-        return TaskGroup(task=task, trees=tuple(self.tree(task, i, version, expansions) for i in range(trees)))
+        grown = tuple(self.tree(task, i, version, expansions) for i in range(trees))
+        cost = Ledger(
+            sampled_tokens=sum(len(node.token_ids) for tree in grown for node in tree.nodes),
+            tool_calls=sum(node.tool_calls for tree in grown for node in tree.nodes),
+            leaves=sum(node.is_leaf for tree in grown for node in tree.nodes),
+            trees=trees,
+            env_seconds=0.25,
+        )
+        return TaskGroup(task=task, trees=grown, ledger=cost)
 
     def tree(self, task: Task, index: int, version: int, expansions: int) -> Tree:
         prompt = f"<|user|>\n{task.prompt[0].content}\n<|assistant|>\n"
         nodes = [Node(parent=-1, observation_ids=self.words.encode(prompt))]
         self.chain(nodes, 0, 0, version, task, turns=2)
+        tree = Tree(task_id=task.id, index=index, nodes=nodes)
         for slot in range(1, expansions + 1):
-            inner = [i for i, node in enumerate(nodes) if not node.is_leaf]
-            self.chain(nodes, self.random.choice(inner), slot, version, task, turns=self.random.choice([0, 1, 1, 2]))
-        return Tree(task_id=task.id, index=index, nodes=nodes)
+            tree.picks.append(self.pick(tree, 1, self.random, PickSettings()))
+            start = tree.picks[-1].chosen[0]
+            self.chain(nodes, start, slot, version, task, turns=self.random.choice([0, 1, 1, 2]))
+        return tree
 
 
 def hostile_group(words: Words) -> TaskGroup:
@@ -125,10 +137,16 @@ def metrics_of(step: int, steps: int, rng: random.Random) -> dict[str, float]:
         "rollout/success": success,
         "rollout/reward": success - 0.03,
         "rollout/tokens_per_s": 2300 + rng.gauss(0, 120),
+        "rollout/engine_busy_share": 0.83 + rng.gauss(0, 0.02),
+        "rollout/prefill_overhead": 1.034 + rng.gauss(0, 0.004),
+        "rollout/prefill_block_bound": 1.025,
         "tree/leaves": 128,
         "tree/trees": 32,
         "tree/nodes": 330 + rng.randint(-25, 25),
         "tree/depth": 3,
+        "tree/pick_score_mean": -0.3 + 0.1 * done + rng.gauss(0, 0.02),
+        "tree/pick_depth_mean": 0.8 + rng.gauss(0, 0.05),
+        "tree/pick_root_share": 0.4 + rng.gauss(0, 0.03),
         "reward/mean": success - 0.03,
         "reward/std": 0.47 - 0.1 * done + rng.gauss(0, 0.01),
         "reward/dead_groups": 0.2 + 0.25 * done + rng.gauss(0, 0.02),
@@ -140,6 +158,12 @@ def metrics_of(step: int, steps: int, rng: random.Random) -> dict[str, float]:
         "learner/clip_share": 0.004 + abs(rng.gauss(0, 0.002)),
         "learner/trained_tokens": 21_000 + rng.randint(-900, 900),
         "learner/approx_kl": abs(rng.gauss(0, 0.0004)),
+        "learner/skipped_steps": int(step == 12),
+        "learner/bad_steps": int(step == 12),
+        "learner/tis_weight": 0.98 + rng.gauss(0, 0.005),
+        "learner/tis_capped_share": 0.01 + abs(rng.gauss(0, 0.003)),
+        "tree/repeated_tokens": 900 + rng.randint(-90, 90),
+        "tree/rank_balance": 0.94 + rng.gauss(0, 0.01),
         "tree/flat_tokens": 54_000 + rng.randint(-900, 900),
         "tree/unique_tokens": 21_400 + rng.randint(-900, 900),
         "learner/tree_token_ratio": 2.6 + rng.gauss(0, 0.1),
@@ -152,6 +176,12 @@ def metrics_of(step: int, steps: int, rng: random.Random) -> dict[str, float]:
         "ledger/sampled_tokens": 12_400 + rng.randint(-800, 800),
         "ledger/prefill_tokens_computed": 6_100 + rng.randint(-300, 300),
         "ledger/prefill_tokens_cached": 31_000 + rng.randint(-900, 900),
+        "ledger/prefill_tokens_unique": 5_900 + rng.randint(-300, 300),
+        "ledger/prefill_tokens_block_bound": 147 + rng.randint(-20, 20),
+        "ledger/discarded_tokens": rng.randint(0, 400),
+        "ledger/branches_stolen": rng.randint(0, 6),
+        "ledger/siblings_equal": rng.randint(10, 30),
+        "ledger/growth_stopped": rng.randint(0, 3),
         "ledger/tool_calls": 230 + rng.randint(-15, 15),
         "time/collect_s": 6.1 + rng.gauss(0, 0.3),
         "time/learn_s": 4.2 + rng.gauss(0, 0.2),
@@ -173,7 +203,7 @@ def build(path: Path, *, steps: int = 30, summary: bool = True) -> RunFolder:
         evals = evaluation(0.38 + 0.34 * step / steps) if step % 10 == 0 else {}
         folder.append_metrics(step, metrics_of(step, steps, rng) | evals)
         if step % 5 == 0:
-            grower = Grower(words, step, 0.3 + 0.45 * step / steps)
+            grower = Grower(words, step, 0.3 + 0.45 * step / steps, picking="uncertain")
             forest: Forest = [grower.group(i, step, expansions=3) for i in range(12)]
             forest.append(hostile_group(words))
             credit = [advantages(group) for group in forest]
@@ -204,9 +234,24 @@ SUMMARY = {
         "sampled_tokens": 372_000,
         "prefill_tokens_computed": 183_000,
         "prefill_tokens_cached": 930_000,
+        "prefill_tokens_unique": 177_000,
+        "prefill_tokens_block_bound": 4_400,
+        "prefill_tokens_stolen": 9_000,
+        "discarded_tokens": 6_100,
         "tool_calls": 6_900,
+        "requests": 11_200,
+        "branches": 3_900,
+        "branches_failed": 2,
+        "branches_requeued": 0,
+        "branches_stolen": 85,
+        "siblings_equal": 610,
+        "siblings_resampled": 480,
+        "growth_stopped": 41,
+        "observations_cut": 0,
         "leaves": 3_840,
         "trees": 960,
+        "env_seconds": 912.0,
+        "engine_busy_s": 150.4,
     },
     "time_s": {"total": 402.0, "collect": 183.0, "learn": 126.0, "push": 3.6, "eval": 44.0},
     "parity": {"max_abs_logprob_diff": 0.0046},

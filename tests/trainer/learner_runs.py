@@ -68,6 +68,13 @@ def largest_difference(one: Path, other: Path) -> float:
     return max((ours[name] - theirs[name]).abs().max().item() for name in ours)
 
 
+def save(group: LearnerGroup, folder: Path) -> None:
+    """The learner's share of a checkpoint, all of it on the disk."""
+    folder.mkdir(parents=True)
+    group.begin_save(folder)
+    assert len(group.wait_saved(folder, 60.0)) == len(list(folder.glob("learner-*.safetensors"))) > 0
+
+
 def start(ranks: dict[int, list[Any]], config: RunConfig) -> LearnerGroup:
     """A new learner in the shared ranks; an error would end them."""
     group = LearnerGroup(config, ranks[config.learner.ranks])

@@ -3,7 +3,14 @@
 from pathlib import Path
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 
 def micro_qwen2(
@@ -30,6 +37,15 @@ def micro_qwen2(
 def micro_gpt2() -> GPT2LMHeadModel:
     sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
     return GPT2LMHeadModel(GPT2Config(**sizes, attn_implementation="sdpa", initializer_range=0.2)).eval()
+
+
+def micro_gemma2(**features: float | None) -> Gemma2ForCausalLM:
+    """A model that can cap its logits or its attention's scores, which no layout computes."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    config = Gemma2Config(**sizes, **heads, initializer_range=0.2, **features)
+    config.layer_types = ["full_attention"] * 2
+    return Gemma2ForCausalLM(config)
 
 
 def save_micro(path: Path, **kwargs: object) -> None:

@@ -88,17 +88,18 @@ def test_environment_errors_have_no_score():
 
 def test_totals_survive_a_checkpoint_and_add_up():
     totals = Totals()
-    totals.advance(Ledger(sampled_tokens=5, leaves=2))
+    totals.advance(Ledger(sampled_tokens=5, leaves=2), {"rollout/staleness_max": 1.0, "rollout/stale_leaves": 2.0})
     totals.spend({"time/learn_s": 1.5, "rollout/success": 0.1})
     totals.see_parity({"push/max_abs_logprob_diff": 0.003})
     totals.before = {"eval/success": 0.25, "eval/n": 100.0}
     again = Totals.from_json(json.loads(json.dumps(totals.to_json())))
     assert again == totals
-    again.advance(Ledger(sampled_tokens=7))
+    again.advance(Ledger(sampled_tokens=7), {"rollout/staleness_max": 0.0, "rollout/stale_leaves": 1.0})
     again.after = {"eval/success": 0.5, "eval/n": 100.0}
     summary = again.summary(seed=1, versions={}, model="m")
     assert (summary["steps"], summary["weights_version"]) == (2, 2)
     assert summary["ledger"]["sampled_tokens"] == 12
+    assert summary["staleness"] == {"max": 1.0, "dropped_leaves": 3.0}
     assert summary["eval"]["before"] == {"success": 0.25, "n": 100.0}
     assert again.last_words() == "held-out success 0.250 → 0.500 after 2 steps"
 

@@ -1,13 +1,15 @@
 """Joining a cluster: a private Ray that does not come up in time."""
 
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
 
-from trainer.cluster import is_start_timeout
-from trainer.compose import CONFIG_DIR
+from trainer.cluster import connect, is_start_timeout
+from trainer.compose import CONFIG_DIR, compose
+from trainer.config.sentences import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -20,6 +22,14 @@ from trainer.compose import CONFIG_DIR
 )
 def test_only_a_ray_that_is_too_slow_is_a_fault_of_the_cluster(error, expected):
     assert is_start_timeout(error) is expected
+
+
+def test_a_ray_address_where_nobody_listens_is_one_sentence_at_once(monkeypatch):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{closed.getsockname()[1]}")
+        with pytest.raises(ConfigError, match="No Ray cluster answers at RAY_ADDRESS=127"):
+            connect(compose(["experiment=quickstart", "cluster=any"]))
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -179,6 +180,36 @@ def test_a_step_without_a_live_group_has_no_packs() -> None:
     packed = pack_forest(*found.for_learner, config.loss, config.learner, 64)
     assert packed.mini_batches == [[[]]]
     assert packed.stats["tree/packs"] == 0
+
+
+@pytest.mark.parametrize(("dead_groups", "groups", "further", "trained"), [("keep", 3, 0, 3), ("resample", 5, 2, 4)])
+def test_what_is_too_old_is_cut_before_anything_is_decided(
+    dead_groups: str, groups: int, further: int, trained: int
+) -> None:
+    """Step 6 trains version 5, which takes version 4 with max_staleness 1; one task has a leaf of (4, 3) tokens, one
+    both of its leaves: a group is left with one leaf and so dead, another is gone. `resample` replaces both.
+    """
+    config = settings(dead_groups, rounds=1).model_copy(update={"max_staleness": 1})
+    fleet = FakeFleet(lambda task: True)
+    half, gone = first_tasks(config, 6)[:2]
+
+    def collect(phase: str, tasks: Sequence[Task], before: Ledger) -> Harvest:
+        found = fleet.collect(phase, tasks, before)
+        return replace(found, forest=[aged(group) for group in found.forest])
+
+    def aged(group: TaskGroup) -> TaskGroup:
+        old = {half: ((4, 3), (4, 5)), gone: ((3, 3), (2, 5))}.get(group.task.id, ((4, 4), (5, 5)))
+        root, *ends = group.trees[0].nodes
+        nodes = [root, *(replace(node, versions=seen) for node, seen in zip(ends, old, strict=True))]
+        return replace(group, trees=(replace(group.trees[0], nodes=nodes),))
+
+    found = collect_step(config, 6, TASKS, collect)
+    assert gone not in {group.task.id for group in found.forest}
+    assert (found.stats["rollout/stale_leaves"], found.stats["rollout/stale_groups"]) == (3, 1)
+    assert (found.stats["rollout/staleness_max"], found.stats["reward/dead_groups"]) == (1, pytest.approx(1 / 3))
+    assert found.ledger.discarded_tokens == 6
+    assert (len(found.forest), len(found.trained)) == (groups, trained)
+    assert counts(found)["resampled_groups"] == further
 
 
 def test_replacements() -> None:

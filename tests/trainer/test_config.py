@@ -56,10 +56,10 @@ def test_settings_do_not_change():
 
 def test_every_fault_between_keys_is_a_line():
     with pytest.raises(ValidationError) as raised:
-        make(max_staleness=2, limits={"max_context_tokens": 100}, push={"backend": "nccl"})
+        make(learner={"mini_batches": 99}, limits={"max_context_tokens": 100}, push={"backend": "nccl"})
     lines = str(raised.value.errors()[0]["ctx"]["error"]).splitlines()
     assert [line.split()[0] for line in lines] == [
-        "max_staleness=2",
+        "learner.mini_batches=99",
         "limits.max_context_tokens=100",
         "push.backend=nccl",
     ]
@@ -69,7 +69,26 @@ def test_keys_of_a_section_that_comes_in_kinds():
     keys = all_keys()
     assert keys.values["env.retriever.kind"].accepted == "local or http"
     assert keys.sections["env.retriever"] == ("kind", "corpus", "url", "timeout_s", "retries")
-    assert keys.tags == {"env.retriever": "kind"}
+    assert keys.tags == {"env": "name", "env.retriever": "kind"}
+    assert keys.values["env.name"].accepted == "search, textworld, custom or decision"
+    nodes = "decision.nodes"
+    assert keys.free == {"env.options", "decision.options", f"{nodes}.input_schema", f"{nodes}.output_schema"}
+
+
+def test_keys_of_sections_that_may_be_null_and_of_lists_of_sections():
+    keys = all_keys()
+    assert {name: whole.accepted for name, whole in keys.wholes.items()} == {
+        "decision": "a section or null",
+        "decision.nodes": "a list of sections",
+        "decision.nodes.adapter": "a section or null",
+    }
+    assert keys.sections["decision.nodes.adapter"] == ("rank", "alpha", "head", "freeze")
+    assert keys.written("decision.nodes.adapter.rank") == "decision.nodes[].adapter.rank"
+    names = [key.name for key in keys.rows()]
+    assert names.index("decision.nodes") + 1 == names.index("decision.nodes.name")
+    assert keys.is_known("decision.nodes.0.adapter.rank")
+    assert keys.is_known("decision.nodes[0].adapter.rank")
+    assert not keys.is_known("decision.nodes.0.rank")
 
 
 @pytest.mark.parametrize(
@@ -117,6 +136,13 @@ def test_kinds_that_compare_inside_a_tree_need_two_leaves_in_it():
         make(tree={"roots": 4, "rounds": 0}, advantage={"kind": kind})
 
 
+def test_a_context_too_short_for_all_steps_is_noted():
+    limits = {"max_prompt_tokens": 100, "max_turns": 3, "max_turn_tokens": 50, "max_context_tokens": 299}
+    (note,) = make(limits=limits).notes
+    assert note.startswith("Note: limits.max_context_tokens=299 is less than the 300 tokens of a prompt of")
+    assert make(limits=limits | {"max_context_tokens": 300}).notes == ()
+
+
 def test_a_raw_singleton_is_for_kinds_of_leaves():
     assert make(advantage={"kind": "loo", "singleton": "raw"}).advantage.singleton == "raw"
     with pytest.raises(ValidationError, match=r"advantage.singleton=raw is not accepted with advantage.kind=edge"):
@@ -130,3 +156,30 @@ def test_notes_name_what_may_surprise():
     (few,) = make(advantage={"kind": "intra"}).notes
     assert "compares only the 3 leaves of a tree" in few
     assert make(advantage={"kind": "intra"}, tree={"nodes_per_round": 5}).notes == ()
+    (uncorrected,) = make(max_staleness=1, loss={"old_logprobs": "recompute"}).notes
+    assert "nothing corrects for tokens of older weights" in uncorrected
+    assert make(max_staleness=1, loss={"old_logprobs": "recompute", "tis_cap": 2.0}).notes == ()
+    assert make(max_staleness=1).notes == ()
+    (blind,) = make(guards={"max_kl": 0.1}, loss={"old_logprobs": "recompute"}).notes
+    assert "guards.max_kl and guards.max_ratio see nothing" in blind
+    assert make(guards={"max_kl": 0.1}).notes == ()
+    assert make(guards={"max_ratio": 9.0}, loss={"old_logprobs": "recompute"}, learner={"epochs": 2}).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("tree", "note"),
+    [
+        ({"picking": "ucb"}, "Note: tree.picking=ucb compares outcomes"),
+        ({"picking": "uncertain", "nodes_per_round": 1, "rounds": 2}, ""),
+        ({"picking": "entropy"}, ""),
+        ({"max_tokens": 2048}, "Note: tree.max_tokens=2048 gives each of the 2 trees of a task 1024, and one path may"),
+        ({"max_tokens": 2050}, ""),
+        ({"max_tool_calls": 9}, "Note: tree.max_tool_calls=9 gives each of the 2 trees of a task 4, and one path may"),
+        ({"max_tool_calls": 10}, ""),
+        ({"max_tokens": 9000, "rounds": 0, "roots": 4}, "Note: tree.max_tokens has no effect on chains"),
+    ],
+)
+def test_notes_on_rules_and_budgets(tree, note):
+    found = make(tree=tree).notes
+    assert len(found) == bool(note)
+    assert all(sentence.startswith(note) for sentence in found)

@@ -7,12 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from learner_runs import run_config
-from micro_models import micro_gpt2, micro_qwen2
+from micro_models import micro_gemma2, micro_gpt2, micro_qwen2
 from random_forests import random_forest
 from transformers import (
     AttentionInterface,
-    Gemma2Config,
-    Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -55,12 +53,6 @@ def mistral() -> PreTrainedModel:
 
 def untied_qwen2() -> PreTrainedModel:
     return micro_qwen2(tied=False)
-
-
-def gemma2(**features: float | None) -> PreTrainedModel:
-    config = Gemma2Config(**SMALL, head_dim=16, initializer_range=0.2, **features)
-    config.layer_types = ["full_attention"] * 2
-    return Gemma2ForCausalLM(config)
 
 
 def packed_forest(seed: int, layout: Layout, capacity: int) -> PackedForest:
@@ -199,16 +191,16 @@ def test_bfloat16_is_compared_in_float32(layout: Layout, tmp_path: Path) -> None
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_model_that_changes_its_logits_is_refused(layout: Layout, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    policy = PackedPolicy(gemma2(final_logit_softcapping=1.0, attn_logit_softcapping=None), 1.0, layout)
+    policy = PackedPolicy(micro_gemma2(final_logit_softcapping=1.0, attn_logit_softcapping=None), 1.0, layout)
     with pytest.raises(ValueError, match=rf"model\.path=.* cannot be trained with learner\.layout={layout}: .* differ"):
         check_layout(policy, run_config(tmp_path))
 
 
 def test_capped_scores_are_refused(tmp_path: Path) -> None:
-    policy = PackedPolicy(gemma2(attn_logit_softcapping=50.0), 1.0, "packed")
+    policy = PackedPolicy(micro_gemma2(attn_logit_softcapping=50.0), 1.0, "packed")
     with pytest.raises(ValueError, match="its attention caps its scores"):
         check_layout(policy, run_config(tmp_path))
-    policy = PackedPolicy(gemma2(attn_logit_softcapping=50.0), 1.0, "level")
+    policy = PackedPolicy(micro_gemma2(attn_logit_softcapping=50.0), 1.0, "level")
     with pytest.raises(ValueError, match="its attention uses softcap"):
         difference(policy)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import ray
 import torch
-from learner_runs import EVERYTHING, LORA, SPLIT, largest_difference, packs, run_config, start, weights
+from learner_runs import EVERYTHING, LORA, SPLIT, largest_difference, packs, run_config, save, start, weights
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -20,7 +20,7 @@ from trainer.schedule import learning_rate
 def two_phases(group: LearnerGroup, config: RunConfig, capacity: int, folder: Path) -> list[float]:
     """Two phases, a checkpoint between them, an export after them; returns the gradient norms."""
     first = group.train(packs(config, 1, capacity))
-    group.save(folder / "checkpoint")
+    save(group, folder / "checkpoint")
     second = group.train(packs(config, 2, capacity))
     group.export(folder / "export")
     return [first["learner/grad_norm"], second["learner/grad_norm"]]
@@ -54,17 +54,24 @@ def test_training_moves_the_weights_and_the_export_loads(expected: tuple[Path, l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_neither_packs_nor_ranks_nor_stages_change_the_update(
+@pytest.mark.parametrize(
+    ("stage", "count", "layout"),
+    [
+        *((stage, count, "level") for stage in (0, 1, 2, 3) for count in (1, 2)),
+        *((stage, 2, layout) for stage in (1, 3) for layout in ("packed", "flat")),
+    ],
+)
+def test_neither_packs_nor_ranks_nor_stages_nor_layouts_change_the_update(
     expected: tuple[Path, list[float]],
     ranks: dict[int, list[Any]],
     model: Path,
     tmp_path: Path,
     stage: int,
     count: int,
+    layout: str,
 ) -> None:
-    config = run_config(model, ranks=count, zero_stage=stage, gradient_checkpointing=stage == 3, **EVERYTHING)
+    split = {"ranks": count, "zero_stage": stage, "layout": layout}
+    config = run_config(model, **split, gradient_checkpointing=stage == 3, **EVERYTHING)
     group = start(ranks, config)
     norms = two_phases(group, config, SPLIT, tmp_path)
     folder, expected_norms = expected
@@ -166,13 +173,26 @@ def test_a_phase_without_packs_changes_nothing(
 
 
 @pytest.mark.slow
+def test_a_share_that_cannot_be_written_is_told_and_the_learner_lives(
+    ranks: dict[int, list[Any]], model: Path, tmp_path: Path
+) -> None:
+    config = run_config(model, LossConfig(kl_coef=0.0))
+    group = start(ranks, config)
+    group.begin_save(tmp_path / "missing")
+    with pytest.raises(RuntimeError, match=r"learner-00000-of-00001\.safetensors: No such file or directory"):
+        group.wait_saved(tmp_path / "missing", 60.0)
+    group.train(packs(config, 1, 4096))
+    save(group, tmp_path / "there")
+
+
+@pytest.mark.slow
 def test_too_many_dropped_steps_stop_the_run(cluster: None, model: Path) -> None:
-    config = run_config(model, LossConfig(kl_coef=0.0), max_bad_steps=1)
+    config = run_config(model, LossConfig(kl_coef=0.0), max_bad_steps=2)
     group = LearnerGroup.start(config, 4)
     bad = packs(config, 1, 4096)
     bad[0][0][0].positive[:] = float("nan")
     group.train(bad)
-    with pytest.raises(RuntimeError, match=r"more than learner\.max_bad_steps=1"):
+    with pytest.raises(RuntimeError, match=r"2 optimizer steps in a row .* \(learner\.max_bad_steps=2\)"):
         group.train(bad)
 
 
@@ -182,7 +202,7 @@ def test_a_dead_rank_ends_the_wait(ranks: dict[int, list[Any]], model: Path) -> 
     config = run_config(model, ranks=2)
     group = start(ranks, config)
     ray.kill(group._ranks[1])
-    with pytest.raises(RuntimeError, match="rank died while the learner waited for the learning phase"):
+    with pytest.raises(RuntimeError, match=r"learner rank \d.* died while the learner waited for the learning phase: "):
         group.train(packs(config, 1, SPLIT))
 
 

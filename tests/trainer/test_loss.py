@@ -18,6 +18,7 @@ def batch_of(positive: list[float], negative: list[float], old: list[float]) -> 
         weight_R=torch.ones(len(old)),
         rollout_logprobs_R=torch.tensor(old),
         old_logprobs_R=torch.tensor(old),
+        current_R=torch.ones(len(old), dtype=torch.bool),
     )
 
 

@@ -13,11 +13,12 @@ from learner_runs import EVERYTHING, SPLIT, largest_difference, packs, run_confi
 from micro_models import micro_qwen2
 from torch import Tensor
 
-from trainer.config import LossConfig
+from trainer.config import GuardsConfig, LossConfig
 from trainer.forward import PackedPolicy, PackTensors, to_tensors
+from trainer.guards import GuardError, breach, check_guards, larger
 from trainer.loss import pack_loss
 from trainer.loss_inputs import loss_inputs
-from trainer.phase import Phase, larger
+from trainer.phase import Phase
 from trainer.types import TreePack
 
 CPU = torch.device("cpu")
@@ -40,6 +41,9 @@ class PlainEngine:
 
     def chunks(self, scored_tokens: Sequence[int]) -> list[int]:
         return [1 for _ in scored_tokens]
+
+    def tensors(self, pack: TreePack) -> PackTensors:
+        return to_tensors(pack, CPU)
 
     def score(self, batch: PackTensors, chunks: int) -> tuple[Tensor, Tensor]:
         broken = len(self.with_gradient) == self.nan_pack
@@ -169,8 +173,65 @@ def test_a_loss_that_is_not_finite_drops_the_step_on_every_rank(other_rank: bool
     assert metrics["learner/skipped_steps"] == 1
     assert metrics["learner/optimizer_steps"] == 0
     assert torch.equal(engine.weights(), before)
-    with pytest.raises(RuntimeError, match=r"2 optimizer steps in a row had a loss .* learner\.max_bad_steps=1"):
-        run(engine, RECOMPUTE, parts, epochs=2, max_bad_steps=1)
+    with pytest.raises(RuntimeError, match=r"^2 optimizer steps in a row had a loss .* \(learner\.max_bad_steps=2\)$"):
+        run(engine, RECOMPUTE, parts, epochs=3, max_bad_steps=2)
+    with pytest.raises(RuntimeError, match=r"^1 optimizer step in a row had"):
+        run(engine, RECOMPUTE, parts, max_bad_steps=1)
+
+
+TIGHT = {"max_kl": GuardsConfig(max_kl=1e-12), "max_ratio": GuardsConfig(max_ratio=1.0 + 1e-6)}
+
+
+def guarded(bounds: GuardsConfig, loss: LossConfig = RECOMPUTE, **learner: object) -> Phase:
+    config = run_config(Path("unused"), loss, epochs=3, **learner).model_copy(update={"guards": bounds})
+    return Phase(PlainEngine(), config)
+
+
+@pytest.mark.parametrize("how", ["stop", "skip"])
+@pytest.mark.parametrize("name", list(TIGHT))
+def test_a_step_beyond_a_bound_is_not_applied(name: str, how: str) -> None:
+    """Old log-probabilities are the learner's own, so the first step is exactly on policy and no later one is."""
+    once = PlainEngine()
+    run(once, RECOMPUTE, mini_batches(RECOMPUTE))
+    phase = guarded(TIGHT[name].model_copy(update={"on_breach": how}), max_bad_steps=1)
+    metrics = phase.run(mini_batches(RECOMPUTE))
+    assert torch.equal(phase._engine.weights(), once.weights())
+    assert metrics["learner/optimizer_steps"] == 1
+    assert metrics["learner/skipped_by_guard"] == (1 if how == "stop" else 2), "of two that would follow"
+    assert metrics["learner/bad_steps"] == 0, "they count by themselves"
+    assert metrics["learner/ratio_max"] == 1, "of the applied ones"
+    assert metrics["learner/guard_ratio"] > 1
+
+
+def test_bounds_that_hold_change_nothing_and_show_how_far_the_steps_went() -> None:
+    free, bound = guarded(GuardsConfig()), guarded(GuardsConfig(max_kl=1e6, max_ratio=1e6))
+    plain, metrics = free.run(mini_batches(RECOMPUTE)), bound.run(mini_batches(RECOMPUTE))
+    assert torch.equal(free._engine.weights(), bound._engine.weights())
+    assert not any("guard" in name for name in plain)
+    assert metrics["learner/skipped_by_guard"] == 0
+    assert metrics["learner/guard_ratio"] == metrics["learner/ratio_max"] == plain["learner/ratio_max"]
+    assert metrics["learner/guard_kl"] >= metrics["learner/approx_kl"]
+
+
+def test_a_loss_that_is_not_finite_is_no_breach_of_a_bound() -> None:
+    config = run_config(Path("unused"), LossConfig(kl_coef=0.0)).model_copy(update={"guards": TIGHT["max_kl"]})
+    metrics = Phase(PlainEngine(nan_pack=0), config).run(mini_batches(config.loss))
+    assert (metrics["learner/skipped_by_guard"], metrics["learner/bad_steps"]) == (0, 1)
+
+
+def test_the_sentence_names_key_value_and_bound() -> None:
+    bounds = GuardsConfig(max_kl=0.1, max_ratio=8.0)
+    assert breach(bounds, 0.1, 8.0) is None
+    assert breach(GuardsConfig(), math.inf, math.inf) is None
+    assert "was 0.25 nats per token, more than guards.max_kl=0.1" in str(breach(bounds, 0.25, 1.0))
+    assert "was 9.5, more than guards.max_ratio=8" in str(breach(bounds, 0.0, 9.5))
+    assert breach(bounds, math.nan, 1.0) is not None
+    metrics = {"learner/skipped_by_guard": 1.0, "learner/guard_kl": 0.0, "learner/guard_ratio": 9.5}
+    with pytest.raises(GuardError, match=r"guards\.max_ratio=8, in an optimizer step of step 3, which was not applied"):
+        check_guards(bounds, 3, metrics)
+    check_guards(bounds.model_copy(update={"on_breach": "skip"}), 3, metrics)
+    check_guards(bounds, 3, metrics | {"learner/skipped_by_guard": 0.0})
+    check_guards(GuardsConfig(), 3, {})
 
 
 @pytest.mark.slow
@@ -194,3 +255,21 @@ def test_recomputed_ratios_of_paths_under_ranks_and_stages(
         exports.append(tmp_path / name)
     assert largest_difference(*exports) < 1e-5
     assert largest_difference(exports[0], model) > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_step_beyond_a_bound_is_dropped_on_every_rank(
+    ranks: dict[int, list[Any]], model: Path, tmp_path: Path, stage: int
+) -> None:
+    """Two epochs, of which the second is beyond the bound: the weights of one epoch."""
+    bounded = run_config(model, RECOMPUTE, zero_stage=stage, ranks=2, epochs=2)
+    bounded = bounded.model_copy(update={"guards": TIGHT["max_ratio"]})
+    for name, config in (("one", run_config(model, RECOMPUTE, zero_stage=stage, ranks=2)), ("two", bounded)):
+        group = start(ranks, config)
+        metrics = group.train(packs(config, 1, SPLIT))
+        assert metrics["learner/optimizer_steps"] == 1
+        group.export(tmp_path / name)
+    assert metrics["learner/skipped_by_guard"] == metrics["learner/skipped_steps"] == 1
+    assert largest_difference(tmp_path / "one", tmp_path / "two") < 1e-7
+    assert largest_difference(tmp_path / "one", model) > 1e-4

@@ -11,19 +11,19 @@ from trainer.compose import CONFIG_DIR, compose
 from trainer.config.sentences import ConfigError
 from trainer.model_folder import check_model
 from trainer.plan import plan
-from trainer.preflight import Findings, check_cluster, check_files, required_bundles
+from trainer.preflight import Findings, check_files
+from trainer.resources import check_cluster, groups, required_bundles
 
 MODEL_FILES = {
-    "config.json": {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 2048},
+    "config.json": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "max_position_embeddings": 2048},
     "tokenizer.json": {},
     "tokenizer_config.json": {"chat_template": "x"},
-    "model.safetensors": {},
 }
 TASK = {"id": "t0", "prompt": "In which country is Ulm?", "truth": "Germany"}
 
 
-def write_tasks(file, count):
-    file.write_text("".join(json.dumps(TASK | {"id": f"t{number}"}) + "\n" for number in range(count)))
+def write_tasks(file, count, name="t"):
+    file.write_text("".join(json.dumps(TASK | {"id": f"{name}{number}"}) + "\n" for number in range(count)))
 
 
 @pytest.fixture
@@ -32,8 +32,9 @@ def world(tmp_path):
     (tmp_path / "model").mkdir()
     for name, content in MODEL_FILES.items():
         (tmp_path / "model" / name).write_text(json.dumps(content))
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
     write_tasks(tmp_path / "train.jsonl", 16)
-    write_tasks(tmp_path / "heldout.jsonl", 3)
+    write_tasks(tmp_path / "heldout.jsonl", 3, "h")
     (tmp_path / "corpus.jsonl").write_text('{"id": "1", "title": "Ulm", "text": "Ulm is a city."}\n')
     return tmp_path
 
@@ -56,6 +57,12 @@ def faults(world, *more):
 
 def test_a_good_world(world):
     assert check_files(compose(overrides(world))) == Findings(train_tasks=16, eval_tasks=3)
+
+
+def test_held_out_tasks_that_are_trained_are_noted(world):
+    write_tasks(world / "heldout.jsonl", 3)
+    (note,) = check_files(compose(overrides(world))).notes
+    assert note.startswith("Note: 3 of 3 tasks in env.eval_tasks have the id of one in env.train_tasks, e.g. 't0': ")
 
 
 def test_resampling_without_further_tasks_is_noted(world):
@@ -97,6 +104,29 @@ def test_a_custom_reward_that_does_not_exist(world):
     assert "no_such_module.reward" in sentence
 
 
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            ["env=custom", "env.path=no_such.thing"],
+            "env.path 'no_such.thing' cannot be imported: No module named 'no_such'",
+        ),
+        (["env=textworld", "env.games=/nowhere"], "env.games=/nowhere is not a folder; make one with"),
+    ],
+)
+def test_other_worlds_are_looked_at_before_the_start(world, settings, sentence):
+    files = [item for item in overrides(world) if item.startswith(("model", "env.train", "env.eval"))]
+    with pytest.raises(ConfigError) as raised:
+        check_files(compose([*settings, *files]))
+    assert raised.value.sentences[0].startswith(sentence)
+    assert len(raised.value.sentences) == 1
+
+
+def test_missing_games_name_the_command_that_makes_them(world):
+    with pytest.raises(ConfigError, match=r"python -m envs\.textworld_games --out data/textworld"):
+        check_files(compose(["env=textworld", f"model.path={world}/model", "env.train_tasks=/nowhere.jsonl"]))
+
+
 def test_a_missing_field_names_file_and_line(world):
     lines = (world / "train.jsonl").read_text().splitlines()
     lines[6] = json.dumps({"id": "t6", "prompt": "?"})
@@ -120,7 +150,7 @@ def test_an_empty_task_file(world, name):
         ("config.json", None, "no config.json"),
         ("config.json", "{", "config.json is not JSON"),
         ("config.json", '{"architectures": ["BertModel"]}', "its architectures are BertModel"),
-        ("config.json", '{"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 128}', "at most 128"),
+        ("config.json", json.dumps(MODEL_FILES["config.json"] | {"max_position_embeddings": 128}), "at most 128"),
         ("model.safetensors", None, "no weights"),
         ("tokenizer.json", None, "no tokenizer"),
         ("tokenizer_config.json", "{}", "no chat template"),
@@ -148,6 +178,15 @@ def test_a_hub_id_is_noted_and_a_mistyped_folder_is_not_taken_for_one(world, mon
 def test_bundles_of_a_run():
     config = compose(["learner.ranks=2", "rollout=gpu", "rollout.actors=3", "rollout.tensor_parallel=4"])
     assert required_bundles(config) == [{"CPU": 1.0}] * 2 + [{"GPU": 4.0}] * 3
+
+
+def test_ranks_on_one_node_have_a_placement_group_of_their_own():
+    together = compose(["learner.ranks=2", "rollout.actors=3", "cluster.strategy=SPREAD"])
+    assert [(len(group.bundles), group.strategy) for group in groups(together)] == [(5, "SPREAD")]
+    assert [len(group.bundles) for group in groups(together, learner=False)] == [3]
+    apart = compose(["learner.ranks=2", "rollout.actors=3", "cluster.strategy=SPREAD", "cluster.learner=same_node"])
+    assert [(len(group.bundles), group.strategy) for group in groups(apart)] == [(2, "STRICT_PACK"), (3, "SPREAD")]
+    assert [len(group.bundles) for group in groups(apart, learner=False)] == [3]
 
 
 @pytest.mark.parametrize(
@@ -179,6 +218,23 @@ def test_bundles_of_a_run():
             "2 GPUs each, since an engine stays on one node: lower rollout.tensor_parallel or rollout.actors.",
         ),
         (["rollout=gpu", "learner=gpu", "rollout.tensor_parallel=3"], [{"GPU": 4}], None),
+        (
+            ["cluster.strategy=STRICT_PACK", "rollout.actors=3"],
+            [{"CPU": 2}, {"CPU": 3}],
+            "cluster.strategy=STRICT_PACK needs one node with 4 CPUs, and no node of the cluster has that many.",
+        ),
+        (
+            ["cluster.learner=same_node", "learner.ranks=3"],
+            [{"CPU": 2}, {"CPU": 2}],
+            "cluster.learner=same_node needs one node with 3 CPUs, and no node of the cluster has that many.",
+        ),
+        (["cluster.learner=same_node", "learner.ranks=2", "rollout.actors=2"], [{"CPU": 2}, {"CPU": 2}], None),
+        (
+            ["cluster.strategy=STRICT_SPREAD", "rollout.actors=2"],
+            [{"CPU": 8}, {"CPU": 8}, {}],
+            "cluster.strategy=STRICT_SPREAD needs 3 nodes, one for each learner rank and rollout actor that it places, "
+            "and the cluster has 2 that could take one.",
+        ),
     ],
 )
 def test_what_a_cluster_must_have(settings, nodes, sentence):

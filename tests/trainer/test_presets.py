@@ -43,7 +43,9 @@ def test_the_recipe(task, model):
     learner, loss = config.learner, config.loss
     assert (learner.lr, learner.betas, learner.grad_clip) == (1e-6, (0.9, 0.999), 1.0)
     assert (loss.kl_coef, loss.clip_low, loss.clip_high, loss.aggregation) == (0.001, 0.2, 0.2, "seq_mean")
-    assert (config.rollout.temperature, config.advantage.kind, config.env.reward.kind) == (1.0, "tree", "paper")
+    assert (loss.dual_clip, loss.entropy_coef, loss.ratio_level, learner.schedule) == (3.0, 0.0, "token", "constant")
+    assert (config.rollout.temperature, config.rollout.top_p, config.advantage.kind) == (1.0, 1.0, "tree")
+    assert (config.env.reward.kind, config.env.reward.format_penalty) == ("paper", 0.2)
     assert (config.steps, config.tasks_per_step, config.tasks_per_step // learner.mini_batches) == (180, 512, 64)
     assert (config.env.topk, config.env.retriever.kind) == (3, "http")
     limits = config.limits

@@ -57,6 +57,19 @@ def test_a_long_phase_says_how_far_it_is_at_most_every_15_seconds():
     assert stream.getvalue() == "  collect 15/64  15s\n  collect 30/64  30s\n"
 
 
+def test_a_plain_line_names_both_what_is_collected_and_what_goes_on_meanwhile():
+    stream, clock = io.StringIO(), Clock()
+    progress = Progress(stream, live=False, clock=clock)
+    progress.start(30, done=5)
+    progress.phase("learn")
+    clock.now = 20.0
+    progress.beside("collect 7", 34, 48)
+    progress.phase("collect")
+    clock.now = 40.0
+    progress.beside("collect 7", 40, 48)
+    assert stream.getvalue() == "  collect 7 34/48, learn 6  20s\n  collect 7 40/48  20s\n"
+
+
 def test_time_left_is_that_of_the_last_steps():
     clock = Clock()
     progress = Progress(io.StringIO(), live=False, clock=clock)
@@ -80,8 +93,18 @@ def test_a_terminal_shows_bars_numbers_and_notes():
         progress.start(30, title="quickstart")
         progress.phase("collect", total=64)
         progress.advance(12, 64)
+        progress.beside("collect 3", 34, 48)
         progress.step(1, METRICS)
         progress.note("evaluated [bold]as is[/bold]")
     shown = stream.getvalue()
-    for text in ("quickstart", "1/30", "12/64", "success 0.54", "tokens/s 2,310", "evaluated [bold]as is[/bold]"):
+    for text in (
+        "quickstart",
+        "1/30",
+        "12/64",
+        "collect 3",
+        "34/48",
+        "success 0.54",
+        "tokens/s 2,310",
+        "evaluated [bold]as is[/bold]",
+    ):
         assert text in shown

@@ -88,6 +88,16 @@ def test_trees_that_do_not_fit_are_left_out_and_counted(run):
     assert all(forest["trees"] == forest["trees_in_file"] for forest in everything["forests"])
 
 
+def test_each_task_has_what_it_cost(run):
+    for forest in run_data(run, max_nodes=100_000)["forests"]:
+        for task in forest["tasks"]:
+            if task["id"].startswith("hostile"):
+                assert task["ledger"] == {}
+            else:
+                assert task["ledger"]["trees"] == len(task["trees"])
+                assert task["ledger"]["env_seconds"] == 0.25
+
+
 def test_kept_files_span_the_run():
     paths = [Path(str(i)) for i in range(5)]
     assert [str(path) for path in _spread(paths)] == ["4", "0", "2", "1", "3"]
@@ -165,9 +175,12 @@ def rendered(page: Path, route: str) -> str:
 def test_browser_draws_charts(run):
     dom = rendered(write_report(run), "overview")
     assert "+34.0 points" in dom
-    assert dom.count('class="card chart') == 26
-    # 22 line charts, three of them with two lines; 3 stacked ones; and one in the closed part, drawn when it opens.
-    assert len(re.findall(r'<path class="line[^"]*" d="M', dom)) == 25
+    assert dom.count('class="card chart') == 39
+    # 31 line charts, six of them with two lines and one with three; 3 stacked ones; and five in the closed part, drawn
+    # when it opens.
+    assert len(re.findall(r'<path class="line[^"]*" d="M', dom)) == 39
+    for title in ("Skipped steps", "Truncated importance weights", "Cost of a rank, mean over largest"):
+        assert title in dom
     assert "custom/something" in dom
     assert "<td>2 hops</td>" in dom.replace(' class=""', "")
 
@@ -185,6 +198,24 @@ def test_browser_draws_the_chosen_tree_and_opens_the_node_of_the_link(run):
     assert selected == ["node-1-2"]
     assert "<h2>Step 2</h2>" in dom
     assert html.escape(task["trees"][1]["nodes"][2]["observation"], quote=False) in dom
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_browser_shows_where_a_tree_was_branched_and_what_rollouts_cost(run):
+    task = run_data(run, 100_000)["forests"][-1]["tasks"][2]
+    picks = task["trees"][1]["picks"]
+    dom = rendered(write_report(run, max_nodes=100_000), f"trees/step-000030/{task['id'].replace('/', '%2F')}/1/0")
+    block = re.search(r'<div id="picks">(.*?)</table>', dom, re.DOTALL)[1]
+    assert re.findall(r"Round (\d)", block) == ["1", "2", "3"]
+    assert len(re.findall('class="picked"', block)) == sum(len(pick["chosen"]) for pick in picks)
+    assert len(re.findall("<tr>", block)) == 1 + len({node for pick in picks for node, _ in pick["scores"]})
+    cost = re.sub("<[^>]+>", "|", re.search(r'id="task-ledger">(.*?)</table>', dom, re.DOTALL)[1])
+    assert re.search(rf"Sampled tokens\|+{task['ledger']['sampled_tokens']:,}\|", cost)
+    ledger = re.search(r'id="ledger">(.*?)</table>', rendered(write_report(run), "overview"), re.DOTALL)[1]
+    ledger = re.sub("<[^>]+>", "|", ledger)
+    assert "1.03 per token; 1.02 with whole blocks alone" in ledger
+    assert "41" in ledger
 
 
 @pytest.mark.slow

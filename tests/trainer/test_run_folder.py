@@ -1,12 +1,16 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from example_run import HOSTILE, Grower, Words, hostile_group
 
+from envs.masking import masked
+from envs.types import EndReason
+from rollout_workers.types import Node
 from trainer.advantages import advantages
 from trainer.forest_file import read_forest, token_pieces
-from trainer.run_folder import RunFolder, library_versions, mask_secrets, masked_config, read_metrics
+from trainer.run_folder import RunFolder, library_versions, masked_config, read_metrics
 
 
 def test_layout(tmp_path):
@@ -63,7 +67,7 @@ def test_secrets_are_masked_and_token_counts_are_not(tmp_path):
     folder = RunFolder(tmp_path)
     folder.write_config(config)
     assert "abc" not in folder.config_file.read_text()
-    assert mask_secrets("plain") == "plain"
+    assert masked("plain") == "plain"
 
 
 def test_summary_is_replaced_whole(tmp_path):
@@ -92,9 +96,22 @@ def test_forest_round_trip(tmp_path):
     assert [record.tree for record in loaded] == [tree for group in forest for tree in group.trees]
     assert loaded[0].task == forest[0].task
     assert loaded[2].texts[1].observation == HOSTILE
+    assert [record.ledger for record in loaded] == [forest[0].ledger, None, forest[1].ledger]
     for number, record in enumerate(loaded[:2]):
         leaves = {i: text.advantage for i, text in enumerate(record.texts) if text.advantage is not None}
         assert leaves == credit[0][number].values
+
+
+def test_forest_tells_why_a_branch_failed(tmp_path):
+    words = Words()
+    group = hostile_group(words)
+    note = "RuntimeError: the world broke on caf\udce9"
+    nodes = [*group.trees[0].nodes, Node(parent=0, end=EndReason.ENV_ERROR, note=note, slot=9)]
+    failed = replace(group, trees=(replace(group.trees[0], nodes=nodes),))
+    folder = RunFolder(tmp_path)
+    folder.write_forest("step", 1, [failed], words.decode)
+    (record,) = read_forest(folder.forest_path("step", 1))
+    assert record.tree.nodes[-1].note == note
 
 
 def test_forest_keeps_whole_tasks_up_to_the_limit(tmp_path):
@@ -117,6 +134,25 @@ def test_forest_forgives_a_half_line_and_names_a_wrong_one(tmp_path):
     assert len(read_forest(path)) == 1
     path.write_text(whole + '{"kind": "step"}\n', encoding="utf-8")
     with pytest.raises(ValueError, match=r"step-000001.jsonl, line 2: not a tree"):
+        read_forest(path)
+
+
+def test_forests_without_a_ledger_or_with_a_count_more_are_read(tmp_path):
+    words = Words()
+    folder = RunFolder(tmp_path)
+    group = Grower(words, 3, 0.5).group(0, 1, 0, trees=1)
+    folder.write_forest("step", 1, [group], words.decode)
+    path = folder.forest_path("step", 1)
+    line = json.loads(path.read_text(encoding="utf-8"))
+    assert line["ledger"]["trees"] == 1
+    assert "requests" not in line["ledger"], "counts of 0 take no room"
+    old = {name: value for name, value in line.items() if name != "ledger"}
+    new = {**line, "ledger": {**line["ledger"], "of_tomorrow": 3}}
+    for written, ledger in ((old, None), (new, group.ledger)):
+        path.write_text(json.dumps(written), encoding="utf-8")
+        assert read_forest(path)[0].ledger == ledger
+    path.write_text(json.dumps({**line, "ledger": {"trees": "many"}}), encoding="utf-8")
+    with pytest.raises(ValueError, match="a ledger holds numbers only"):
         read_forest(path)
 
 

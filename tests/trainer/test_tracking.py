@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from example_run import CONFIG, Grower, Words
 from trainer.advantages import advantages
 from trainer.forest_file import record_forest
 from trainer.run_folder import RunFolder
-from trainer.tracking import PATH_COLUMNS, Tracker, choose_mode, path_rows, system_metrics
+from trainer.tracking import PATH_COLUMNS, TREES_WAITING, Tracker, choose_mode, path_rows, system_metrics
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +72,7 @@ def run_offline(folder: RunFolder) -> Tracker:
     tracker = Tracker(folder, CONFIG)
     tracker.log(1, {"rollout/success": 0.5, "other/thing": 1})
     tracker.log_trees(1, records())
-    tracker.log(2, {"rollout/success": 0.625})
+    tracker.log(2, {"rollout/success": 0.625, "decision/intent/reward": 0.375})
     tracker.summary({"eval": {"after": {"success": 0.7}}})
     return tracker
 
@@ -89,7 +90,7 @@ def test_an_offline_run_is_written_and_resumed_under_its_id(tmp_path):
     assert files.parent == folder.wandb
     command = [sys.executable, "-m", "wandb", "leet", "inspect", str(logs[0])]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    for text in ("rollout/success", "0.625", "tree/explorer", "tree/paths", "***"):
+    for text in ("rollout/success", "0.625", "decision/intent/reward", "0.375", "tree/explorer", "tree/paths", "***"):
         assert text in told
     assert "secret@" not in told
     page = next(files.rglob("*.html")).read_text(encoding="utf-8")
@@ -126,3 +127,32 @@ def test_a_failure_while_logging_is_one_line_and_no_error(tmp_path, capsys):
     tracker.log(2, {})
     tracker.finish()
     assert capsys.readouterr().out.count("warning: Weights & Biases logging failed: connection lost;") == 1
+    assert tracker.metrics() == {"system/tracking_failed": 1.0}
+
+
+@pytest.mark.slow
+def test_metrics_do_not_wait_for_trees_that_a_server_is_asked_about(tmp_path):
+    class Asking:
+        dir = "run/files"
+
+        def __init__(self):
+            self.answered = threading.Event()
+            self.rows = []
+
+        def log(self, values):
+            if "tree/paths" in values:
+                self.answered.wait()
+            self.rows.append(values["step"])
+
+    tracker = Tracker(RunFolder(tmp_path), {}, mode="disabled", timeout_s=20)
+    tracker._run = run = Asking()
+    tracker._thread.start()
+    for step in range(1, 20):
+        tracker.log_trees(step, records())
+        tracker.log(step, {})
+    assert run.rows == list(range(1, 20))
+    run.answered.set()
+    run.finish = lambda exit_code: None
+    tracker.finish()
+    assert run.rows[19:] == list(range(1, len(run.rows) - 18)), "those that found room, in order"
+    assert TREES_WAITING <= len(run.rows) - 19 <= TREES_WAITING + 1

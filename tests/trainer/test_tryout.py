@@ -50,7 +50,13 @@ def test_a_right_game_is_played_with_exact_ids(env):
     found = "<information> Ulm: Ulm is a city in Germany. </information>"
     assert games[0].texts == [SEARCH, found, ANSWER]
     assert model.seen[1] == prompt_ids(tokenizer, ULM.prompt) + tokenizer.encode(SEARCH) + tokenizer.encode(found)
-    assert report(games) == ["hops 1: success 1.000 of 2", "total: success 1.000 of 2", "ended: answered 2"]
+    assert report(games) == [
+        "hops 1: success 1.000 of 2",
+        "total: success 1.000 of 2",
+        f"means: score 1.000, reward 1.000, 2.0 turns, {len(games[0].ids)} tokens",
+        "ended: answered 2",
+    ]
+    assert games[0].ids == model.seen[1] + tokenizer.encode(ANSWER)
 
 
 def test_a_search_in_the_last_turn_ends_the_game(env):

@@ -9,8 +9,8 @@ from rollout_workers.actor import TokenizerCodec
 from trainer.demonstrations import Demonstration, Example, Segment, batches, encode, read_demonstrations
 from trainer.practice import NameMaker, lookup, renamed
 from trainer.teacher_forced import imitation, parts
-from trainer.tiny_model import TAGS, tiny_model, tiny_tokenizer
-from trainer.warmstart import Recipe, Source, learning_rate, loss_of, main, train
+from trainer.tiny_model import GAME_TAGS, NODE_TAGS, TAGS, as_loaded, tags_in, tiny_model, tiny_tokenizer
+from trainer.warmstart import Recipe, Source, learning_rate, load, loss_of, main, save, train
 
 QUESTION = "In which country is the city Ulm ?"
 STEP = "<think> look up the city </think><search> Ulm </search>"
@@ -235,3 +235,46 @@ def test_command_writes_a_folder_that_loads(tmp_path, capsys):
     assert model.dtype == torch.float32
     assert (out / "model.safetensors").stat().st_size < 8_000_000
     assert encode(read_demonstrations(demos)[0], AutoTokenizer.from_pretrained(out)).ids
+
+
+def test_steps_of_text_adventures_have_tags_of_their_own():
+    step, seen = "<act> open red box </act>", "<obs> hall. red box: coin. you hold: nothing. </obs>"
+    assert (tags_in(step), tags_in(STEP)) == (GAME_TAGS, TAGS)
+    tokenizer = tiny_tokenizer([step, seen] * 3, GAME_TAGS)
+    for tag in GAME_TAGS:
+        assert len(tokenizer.encode(tag)) == 1
+    item = Demonstration(
+        task_id="game",
+        messages=(Message(role="user", content="goal: take coin."),),
+        segments=(Segment(text=step, train=True), Segment(text=seen, train=False), Segment(text=step, train=True)),
+    )
+    assert [part.kind for part in parts(item, tokenizer)] == ["decision", "act"] * 2
+
+
+def test_steps_of_decision_nodes_have_tags_of_their_own_and_end_with_the_tokenizers_end():
+    from envs.shop.demonstrator import END as END_OF_ANSWER
+
+    typed, flat = '{"intent":"where","order":"5821"}', '<output>{"intent":"where","order":""}</output>'
+    assert tags_in(typed) == tags_in(flat) == NODE_TAGS
+    tokenizer = tiny_tokenizer([typed, flat] * 3, NODE_TAGS)
+    for tag in NODE_TAGS:
+        assert len(tokenizer.encode(tag)) == 1
+    assert tokenizer.decode(tokenizer.encode(typed), skip_special_tokens=True) == typed
+    assert tokenizer.encode(typed + END_OF_ANSWER)[-1] == tokenizer.eos_token_id
+    asked = "Is order 5821, of 2026-03-09, on its way?"
+    made = tiny_tokenizer([asked, typed] * 3, NODE_TAGS)
+    for known in (made, as_loaded(made, tiny_model(made, hidden=32, layers=1))):
+        assert len(known) == len(made)
+        assert known.tokenize(typed)[-3:] == ["58", "21", '"}']
+        assert [token for token in known.tokenize(asked) if token.isdigit()] == ["58", "21", "20", "26", "03", "09"]
+
+
+def test_the_tiny_model_is_trained_with_the_tokens_that_its_saved_folder_gives(tmp_path):
+    from transformers import AutoTokenizer
+
+    demos = tmp_path / "demos.jsonl"
+    demos.write_text("\n".join([line()] * 3))
+    model, tokenizer = load("tiny", torch.float32, read_demonstrations(demos))
+    save(model, tokenizer, tmp_path / "out", torch.float32)
+    text = "Population 3501, in Ulm's in_time #9"
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").encode(text) == tokenizer.encode(text)

@@ -1,0 +1,54 @@
+"""An engine in a Ray actor without an environment, and the fleet of that one actor, as a push sees them."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+from envs.decisions.types import Ask
+from rollout_workers.actor import RolloutActor
+from rollout_workers.audit import Audit
+from rollout_workers.engine import GenerationEngine
+from rollout_workers.fleet import Fleet
+from rollout_workers.timed_policy import TimedPolicy
+from rollout_workers.types import Completion, Sampling
+
+
+class EngineActor(RolloutActor):
+    """Serves requests one by one instead of branches."""
+
+    async def start(self) -> None:
+        self._engine = GenerationEngine(self._settings.engine)
+        await self._engine.load_adapters({})
+        self._audit = Audit(lambda: self._engine.counts)
+        self._policy = TimedPolicy(self._engine, 300.0)
+
+    async def say(self, prompt: Sequence[int], seed: int, adapter: str | None, tokens: int) -> Completion:
+        ask = Ask(node=adapter or "", messages=(), adapter=adapter)
+        return await self._engine.generate(prompt, sampling=Sampling(), seed=seed, stop=(), max_tokens=tokens, ask=ask)
+
+    async def sampled(self) -> int:
+        return self._engine.counts.sampled
+
+
+def start_engine(settings: Any) -> Any:
+    # Learner ranks call the actor too, and this module is not on their path.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    options = {"max_concurrency": 100, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
+    return ray.remote(EngineActor).options(**options).remote("rollout-0", settings)
+
+
+class FleetOfOne:
+    """What a `WeightPusher` needs of the fleet."""
+
+    get = staticmethod(Fleet.get)
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def ready(self) -> list[Any]:
+        return [self._actor]
+
+    def begin_work(self, holders: Sequence[Any]) -> None:
+        assert holders == [self._actor]
