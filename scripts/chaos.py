@@ -32,15 +32,17 @@ Outcome = dict[str, bool | str | float]
 class Runner:
     """One scene after the other, and what came of each fault."""
 
-    def __init__(self, seed: int, wanted: Sequence[str], folder: Path) -> None:
+    def __init__(self, seed: int, wanted: Sequence[str], folder: Path, json_file: Path) -> None:
+        """The result is written to `json_file` again after each fault, so that a stopped run leaves what it found."""
         self.seed = seed
         self.folder = folder
         self.outcomes: dict[str, Outcome] = {}
-        self._wanted = frozenset(wanted)
+        self._wanted = tuple(wanted)
+        self._json_file = json_file
 
     def wants(self, *names: str) -> bool:
         """See `chaos_stage.Stage`."""
-        return bool(self._wanted & set(names))
+        return not set(names).isdisjoint(self._wanted)
 
     def play(self, name: str, scene: Scene) -> None:
         """All wanted faults of a scene; what goes wrong at its end is held against each of them."""
@@ -83,6 +85,7 @@ class Runner:
     def _keep(self, name: str, is_ok: bool, detail: str, seconds: float) -> None:
         self.outcomes[name] = {"ok": is_ok, "detail": detail, "seconds": round(seconds, 1)}
         print(f"{'ok    ' if is_ok else 'FAILED'}  {name} ({seconds:.0f} s): {detail}", flush=True)
+        write_report(self._json_file, self.seed, self._wanted, self.outcomes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,10 +93,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     wanted = options.only or FAULTS
     root = Path(tempfile.mkdtemp(prefix="chaos-"))
-    runner = Runner(options.seed, wanted, root)
+    runner = Runner(options.seed, wanted, root, options.json)
     for name, scene in SCENES.items():
         runner.play(name, scene)
-    is_ok = report(options.json, options.seed, wanted, runner.outcomes)
+    found = write_report(options.json, options.seed, wanted, runner.outcomes)
+    good = sum(bool(outcome["ok"]) for outcome in found.values())
+    print(f"{good} of {len(found)} faults went as promised; {options.json}")
+    is_ok = good == len(found)
     if is_ok:
         with contextlib.suppress(OSError):
             shutil.rmtree(root)
@@ -102,16 +108,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if is_ok else 1
 
 
-def report(file: Path, seed: int, wanted: Sequence[str], outcomes: dict[str, Outcome]) -> bool:
-    """Writes the result; whether all wanted faults went as promised. One that nothing is known of did not."""
+def write_report(file: Path, seed: int, wanted: Sequence[str], outcomes: dict[str, Outcome]) -> dict[str, Outcome]:
+    """Writes the result and gives its faults. One that nothing is known of (yet) did not go as promised."""
     unknown: Outcome = {"ok": False, "detail": "it was not injected", "seconds": 0.0}
     found = {name: outcomes.get(name, unknown) for name in wanted}
     file.parent.mkdir(parents=True, exist_ok=True)
     result = {"seed": seed, "machine": f"{os.cpu_count()} CPU cores", "faults": found}
     file.write_text(json.dumps(result, indent=1, ensure_ascii=True) + "\n", encoding="utf-8")
-    good = sum(bool(outcome["ok"]) for outcome in found.values())
-    print(f"{good} of {len(found)} faults went as promised; {file}")
-    return good == len(found)
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:

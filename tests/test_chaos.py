@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -13,6 +14,7 @@ from rollout_workers.types import Node, TaskGroup, Tree
 from scripts import chaos, soak
 from scripts.chaos_audit import Shape, problems
 from scripts.chaos_history import history, pieces, wandb_problems
+from scripts.chaos_job import Job
 from scripts.chaos_stage import chance_of
 from scripts.chaos_worlds import BROKEN_TEXT, Strike, UnreliableEnv, drawn, struck, write_plan
 from scripts.processes import role
@@ -158,13 +160,18 @@ def test_metrics_and_summary_must_agree_with_the_settings(tmp_path: Path) -> Non
     assert problems(tmp_path / "none", SHAPE, None) == ["the steps on record are [] and not 1 to 0"]
 
 
-def test_every_fault_is_in_the_result_and_only_good_ones_give_0(tmp_path: Path) -> None:
+def test_every_wanted_fault_is_in_the_result_from_the_first_outcome_on(tmp_path: Path) -> None:
+    class Done:
+        is_running = True
+
     file = tmp_path / "out" / "chaos.json"
-    good = {"ok": True, "detail": "it ended", "seconds": 1.5}
-    assert chaos.report(file, 3, ["ctrl_c"], {"ctrl_c": good})
-    assert json.loads(file.read_text())["faults"] == {"ctrl_c": good}
-    assert not chaos.report(file, 3, ["ctrl_c", "sigterm"], {"ctrl_c": good})
-    assert json.loads(file.read_text())["faults"]["sigterm"]["ok"] is False
+    runner = chaos.Runner(3, ["ctrl_c", "sigterm"], tmp_path, file)
+    runner.attempt("ctrl_c", cast("Job", Done()), lambda _: "it ended")
+    found = json.loads(file.read_text())["faults"]
+    assert found["ctrl_c"] == {"ok": True, "detail": "it ended", "seconds": 0.0}
+    assert found["sigterm"] == {"ok": False, "detail": "it was not injected", "seconds": 0.0}
+    runner.fail(("ctrl_c",), "at the end of the scene: a process is left")
+    assert json.loads(file.read_text())["faults"]["ctrl_c"]["ok"] is False
     assert len(set(chaos.FAULTS)) == len(chaos.FAULTS) == 30
 
 

@@ -62,6 +62,7 @@ class Tracker:
         self.run_id: str | None = None
         """W&B's id of this run, e.g. `"k3v9x1qa"`; None when disabled."""
         self._failed = 0
+        self._left_out = 0
         self._trees: queue.Queue[tuple[int, Sequence[TreeRecord]] | None] = queue.Queue(TREES_WAITING)
         """Read by a thread of its own: for a table wandb asks the server, and waits for its answer."""
         self._thread = threading.Thread(target=self._log_waiting_trees, name="wandb-trees", daemon=True)
@@ -91,8 +92,11 @@ class Tracker:
         return Path(self._run.dir).parent if self._run is not None else None
 
     def metrics(self) -> dict[str, float]:
-        """`system/tracking_failed`: how often W&B failed since this process began."""
-        return {"system/tracking_failed": float(self._failed)}
+        """Since this process began: how often W&B failed, and of how many steps and evaluations it lacks the trees."""
+        return {
+            "system/tracking_failed": float(self._failed),
+            "system/tracking_trees_left_out": float(self._left_out),
+        }
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs the metrics of a step."""
@@ -103,11 +107,20 @@ class Tracker:
     def log_trees(self, step: int, records: Sequence[TreeRecord]) -> None:
         """Logs sample trees twice: a table with one row per path, and a page to click through them.
 
-        That is done by a thread, in turn. While `TREES_WAITING` calls wait for a W&B that is slow, more are left out.
+        That is done by a thread, in turn. While `TREES_WAITING` calls wait for a W&B that is slow, more are left out
+        and counted.
         """
-        if self._run is not None and records:
-            with suppress(queue.Full):
-                self._trees.put_nowait((step, records))
+        if self._run is None or not records:
+            return
+        try:
+            self._trees.put_nowait((step, records))
+        except queue.Full:
+            self._left_out += 1
+            if self._left_out == 1:
+                print(
+                    f"warning: Weights & Biases is slow to take sample trees: those of step {step} are left out there, "
+                    "and maybe more (system/tracking_trees_left_out); the run folder keeps all of them"
+                )
 
     def _log_waiting_trees(self) -> None:
         while (waiting := self._trees.get()) is not None:

@@ -127,20 +127,21 @@ def test_a_failure_while_logging_is_one_line_and_no_error(tmp_path, capsys):
     tracker.log(2, {})
     tracker.finish()
     assert capsys.readouterr().out.count("warning: Weights & Biases logging failed: connection lost;") == 1
-    assert tracker.metrics() == {"system/tracking_failed": 1.0}
+    assert tracker.metrics()["system/tracking_failed"] == 1.0
 
 
 @pytest.mark.slow
-def test_metrics_do_not_wait_for_trees_that_a_server_is_asked_about(tmp_path):
+def test_metrics_do_not_wait_for_trees_that_a_server_is_asked_about(tmp_path, capsys):
     class Asking:
         dir = "run/files"
 
         def __init__(self):
-            self.answered = threading.Event()
+            self.asked, self.answered = threading.Event(), threading.Event()
             self.rows = []
 
         def log(self, values):
             if "tree/paths" in values:
+                self.asked.set()
                 self.answered.wait()
             self.rows.append(values["step"])
 
@@ -150,9 +151,14 @@ def test_metrics_do_not_wait_for_trees_that_a_server_is_asked_about(tmp_path):
     for step in range(1, 20):
         tracker.log_trees(step, records())
         tracker.log(step, {})
+        assert run.asked.wait(60)
     assert run.rows == list(range(1, 20))
     run.answered.set()
     run.finish = lambda exit_code: None
     tracker.finish()
-    assert run.rows[19:] == list(range(1, len(run.rows) - 18)), "those that found room, in order"
-    assert TREES_WAITING <= len(run.rows) - 19 <= TREES_WAITING + 1
+    found_room = TREES_WAITING + 1  # one more was on its way to the server
+    assert run.rows[19:] == list(range(1, found_room + 1))
+    assert tracker.metrics()["system/tracking_trees_left_out"] == 19 - found_room
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+    assert len(warnings) == 1, "one line for all of them"
+    assert "those of step 10 are left out" in warnings[0]
