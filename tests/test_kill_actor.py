@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,6 +16,8 @@ import ray
 from local_ray import local_ray
 from real_runs import ROOT, Watch, until
 
+from scripts.processes import command_of
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SETTINGS = [
@@ -22,6 +25,7 @@ SETTINGS = [
     "tree.rounds=2", "scheduler.poll_s=0.1", "learner.threads=1", "loss.kl_coef=0", "push.timeout_s=60",
 ]  # fmt: skip
 LEAVES = 7  # 1 + 3 · 1 · 2 per tree
+HALF = 25  # of 51 parameters
 ENGINE = ("VLLM::", "ray::RolloutActor")
 
 
@@ -54,28 +58,35 @@ class World:
         return sorted(self.fleet.places(), key=lambda name: int(name.rpartition("-")[2]))
 
 
-def slow_rank() -> Any:
-    """A learner rank whose push takes 5 s, since it reads parameter after parameter slowly once it is told to."""
+def held_rank() -> Any:
+    """A learner rank that stands still in the middle of a push once it is told to."""
     from trainer.learner import LearnerRank
 
-    class SlowRank(LearnerRank):
-        pause_s = 0.0
+    class HeldRank(LearnerRank):
+        hold: Path | None = None
 
-        def slow_down(self, pause_s: float) -> None:
-            self.pause_s = pause_s
+        def hold_next(self, folder: Path) -> None:
+            """The next push makes the file `half` in the folder when it has read half of the parameters, and goes on
+            when the file `go` is there.
+            """
+            self.hold = folder
 
         def connect_push(self, *arguments: Any) -> str | None:
             read = type(self._engine).full_parameters
 
-            def slowly(engine: Any) -> Iterator[Any]:
-                for parameter in read(engine):
-                    time.sleep(self.pause_s)
+            def held(engine: Any) -> Iterator[Any]:
+                for place, parameter in enumerate(read(engine)):
+                    if place == HALF and self.hold is not None:
+                        folder, self.hold = self.hold, None
+                        (folder / "half").touch()
+                        while not (folder / "go").exists():
+                            time.sleep(0.05)
                     yield parameter
 
-            self._engine.full_parameters = lambda: slowly(self._engine)
+            self._engine.full_parameters = lambda: held(self._engine)
             return super().connect_push(*arguments)
 
-    return SlowRank
+    return HeldRank
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +104,7 @@ def world() -> Iterator[World]:
     with ExitStack() as stack:
         stack.enter_context(pytest.MonkeyPatch.context()).chdir(ROOT)
         watch = stack.enter_context(Watch())
-        stack.callback(until, lambda: not watch.alive(*ENGINE), 30)
+        stack.callback(until, lambda: not watch.alive(*ENGINE), 120)
         paths = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
         stack.enter_context(local_ray(num_cpus=8, runtime_env={"env_vars": paths}))
         config = located(compose(SETTINGS))
@@ -103,7 +114,7 @@ def world() -> Iterator[World]:
         fleet = Fleet(fleet_settings(config), reserved.rollout, reserved.first_rollout_bundle)
         stack.callback(fleet.shutdown)
         options = {"num_cpus": 1, "runtime_env": {"env_vars": {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}}}
-        learner = LearnerGroup(config, [ray.remote(slow_rank()).options(**options).remote()])
+        learner = LearnerGroup(config, [ray.remote(held_rank()).options(**options).remote()])
         stack.callback(learner.shutdown)
         learner.begin(total_updates=10)
         fleet.wait_ready()
@@ -175,14 +186,14 @@ def test_a_forest_is_complete_when_an_actor_is_killed_while_it_grows(
     until(lambda: len(world.fleet.places()) == 2, 300)
     assert world.pusher.rejoin()
     check_parity(world, world.newest()[-1])
-    until(lambda: not any(process.is_running() for process in orphans), 30)
+    until(lambda: not any(process.is_running() for process in orphans), 120)
 
 
 def check_parity(world: World, name: str) -> None:
     """The actor samples with the learner's weights, which are not those it loaded at its start."""
     member = next(member for member in world.fleet._members if member.name == name)
     prompts = world.pusher._probes
-    samples = ray.get(member.handle.probe.remote(prompts, 16, 0, 1.0), timeout=60)
+    samples = ray.get(member.handle.probe.remote(prompts, 16, 0, 1.0), timeout=300)
     sequences = [([*prompt, *s.token_ids], len(s.token_ids)) for prompt, s in zip(prompts, samples, strict=True)]
     scored = world.learner.logprobs(sequences)
     worst = max(
@@ -195,24 +206,31 @@ def check_parity(world: World, name: str) -> None:
 
 
 def test_a_push_whose_engine_is_killed_in_mid_broadcast_is_repeated_on_new_actors(
-    world: World, caplog: pytest.LogCaptureFixture
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = world.newest()
     victim = world.actor(before[0])
     old = [process for name in before for process in world.actor(name).children(recursive=True)]
-    ray.get(world.learner._ranks[0].slow_down.remote(0.1))  # 51 parameters: 5 s
-    killer = threading.Timer(2.0, lambda: [child.kill() for child in victim.children(recursive=True)])
+    engine = victim.children(recursive=True)
+    ray.get(world.learner._ranks[0].hold_next.remote(tmp_path))
+
+    def kill_in_mid_broadcast() -> None:
+        until(lambda: (tmp_path / "half").exists(), 60)
+        for child in engine:
+            child.kill()
+        until(lambda: not any(map(command_of, engine)), 60)
+        (tmp_path / "go").touch()
+
+    killer = threading.Thread(target=kill_in_mid_broadcast, daemon=True)
     killer.start()
-    try:
-        with caplog.at_level(logging.WARNING):
-            metrics = world.push()
-    finally:
-        ray.get(world.learner._ranks[0].slow_down.remote(0.0))
-        killer.cancel()
+    with caplog.at_level(logging.WARNING):
+        metrics = world.push()
+    killer.join(60)
+    assert (tmp_path / "go").exists(), "it was killed in mid-broadcast"
     assert f"pushing weights version {world.version} failed (the weight push failed: " in caplog.text
     assert (metrics["push/version"], metrics["push/actors"]) == (float(world.version), 2.0)
     assert metrics["push/max_abs_logprob_diff"] < 0.001
     assert not set(before) & set(world.newest()), "an engine that may hold half of the weights serves no more"
     harvest = world.collect("train-6")
     assert {version for node in nodes(harvest.forest) for version in node.versions} == {world.version}
-    until(lambda: not any(process.is_running() for process in old), 30)
+    until(lambda: not any(process.is_running() for process in old), 120)
