@@ -69,9 +69,9 @@ def opened(address):
         browser = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "HOME": profile})
         try:
             port = _port(Path(profile) / "DevToolsActivePort", browser)
-            pages = httpx.get(f"http://127.0.0.1:{port}/json/list", trust_env=False).json()
+            pages = httpx.get(f"http://127.0.0.1:{port}/json/list", trust_env=False, timeout=60.0).json()
             target = next(page for page in pages if page["type"] == "page")["webSocketDebuggerUrl"]
-            with connect(target, max_size=None, proxy=None) as socket:
+            with connect(target, max_size=None, proxy=None, open_timeout=60.0) as socket:
                 page = Page(socket)
                 page.open(address)
                 yield page

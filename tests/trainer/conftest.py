@@ -76,7 +76,7 @@ def _processes(count: int) -> "Iterator[Run]":
 
     def run(function: Callable[..., Any], *arguments: object) -> list[Any]:
         calls = [process.submit(function, index, port, *arguments) for index, process in enumerate(processes)]
-        return [call.result(timeout=240) for call in calls]
+        return [call.result(timeout=500) for call in calls]
 
     yield run
     for process in processes:

@@ -260,7 +260,7 @@ def test_dry_run_checks_a_real_cluster_and_exits(world, more):
         env=os.environ | {"PYTHONPATH": str(CONFIG_DIR.parent)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == (2 if more else 0)
     lines = done.stderr.splitlines()

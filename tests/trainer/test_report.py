@@ -166,7 +166,7 @@ def rendered(page: Path, route: str) -> str:
             f"--user-data-dir={profile}",
         ]
         command += ["--virtual-time-budget=3000", "--window-size=1400,1000", "--dump-dom", f"{page.as_uri()}#{route}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "HOME": profile})
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "HOME": profile})
     return done.stdout
 
 

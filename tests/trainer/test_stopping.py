@@ -70,7 +70,7 @@ class Process:
 
     def end(self, number: signal.Signals) -> tuple[int, list[str], str]:
         self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=20)
+        out, err = self.process.communicate(timeout=50)
         return self.process.returncode, out.split(), err.strip()
 
 
