@@ -247,36 +247,50 @@ async def test_busy_seconds_are_those_with_at_least_one_request() -> None:
     assert (policy.take_busy_s(), policy.take_busy_s(), policy.running) == (2.0, 0.0, 0)
 
 
-async def test_the_time_of_a_step_does_not_run_while_a_push_has_it_frozen() -> None:
-    go = asyncio.Event()
+async def test_the_time_of_a_step_does_not_run_while_a_push_has_it_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, go = 0.0, asyncio.Event()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
 
     class Held(Wanderer):
         async def generate(self, prompt_ids, *, sampling, seed, stop, max_tokens, ask=None):
             await go.wait()
             return await super().generate(prompt_ids, sampling=sampling, seed=seed, stop=stop, max_tokens=max_tokens)
 
-    policy = TimedPolicy(Held(), timeout_s=0.1)
+    policy = TimedPolicy(Held(), timeout_s=10.0)
 
-    def ask(seed: int) -> asyncio.Task[Completion]:
-        request = policy.generate((1,), sampling=Sampling(), seed=seed, stop=(), max_tokens=8)
-        return asyncio.create_task(request)
+    async def pass_s(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        for _ in range(5):
+            await asyncio.sleep(0)
 
-    before = ask(1)
-    await asyncio.sleep(0.02)
+    async def ask(seed: int) -> asyncio.Task[Completion]:
+        request = asyncio.create_task(policy.generate((1,), sampling=Sampling(), seed=seed, stop=(), max_tokens=8))
+        await pass_s(0.0)
+        return request
+
+    before = await ask(1)
+    await pass_s(9.0)
     policy.freeze()
-    within = ask(2)
-    await asyncio.sleep(0.2)
+    within = await ask(2)
+    await pass_s(20.0)
     policy.freeze()
-    assert not before.done()
     policy.thaw()
+    await pass_s(0.5)
+    assert not before.done()
+    assert not within.done()
     go.set()
     await asyncio.gather(before, within)
     go.clear()
-    late = ask(3)
-    await asyncio.sleep(0.02)
+    late = await ask(3)
+    await pass_s(9.0)
     policy.freeze()
+    await pass_s(20.0)
     policy.thaw()
-    with pytest.raises(RuntimeError, match=r"turn_timeout_s=0\.1"):
+    await pass_s(0.5)
+    assert not late.done()
+    await pass_s(1.0)
+    with pytest.raises(RuntimeError, match=r"turn_timeout_s=10"):
         await late
 
 

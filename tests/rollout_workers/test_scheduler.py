@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from by_hand import play, spec
@@ -202,18 +203,20 @@ async def test_an_actor_s_steps_renew_the_leases_of_its_branches_and_a_push_thos
     assert told == [("a", ["x", "y"]), ("a", ["z"])]
 
 
-async def test_progress_keeps_a_lease_of_the_collection_that_is_open():
+async def test_progress_keeps_a_lease_of_the_collection_that_is_open(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("rollout_workers.scheduler.time", SimpleNamespace(monotonic=lambda: now))
     scheduler = TreeScheduler()
     await scheduler.progressed("a", ["train-0/q0/0/0"])
-    await scheduler.begin(spec(1, rules=CHAINS, lease_timeout_s=0.2, max_attempts=1))
+    await scheduler.begin(spec(1, rules=CHAINS, lease_timeout_s=10.0, max_attempts=1))
     items = await scheduler.pull("a", 2, 30.0)
     for _ in range(4):
-        await asyncio.sleep(0.1)
+        now += 6.0
         await scheduler.progressed("a", [item.id for item in items])
     assert not (await scheduler.wait(0.01)).is_complete
     await scheduler.actor_lost("b")
     await scheduler.progressed("b", [item.id for item in items])
-    await asyncio.sleep(0.3)
+    now += 11.0
     with pytest.raises(RuntimeError, match="was started 1 times and never came back"):
         await scheduler.wait(0.01)
 

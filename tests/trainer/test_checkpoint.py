@@ -5,8 +5,10 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,17 +169,29 @@ def test_what_a_run_does_not_go_on_from_is_set_aside_at_its_start(tmp_path: Path
     assert checkpoint.leave_behind(tmp_path, None) == []
 
 
-def test_the_loop_waits_for_the_disk_only_when_the_next_one_is_due(tmp_path: Path) -> None:
-    disk = Disk()
+def test_the_loop_waits_for_the_disk_only_when_the_next_one_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, disk = 0.0, Disk()
+    clocks = SimpleNamespace(perf_counter=lambda: now, monotonic=time.monotonic)
+    monkeypatch.setattr("trainer.checkpoint_writer.time", clocks)
+
+    class Waiting(Saver):
+        def _join(self) -> None:
+            nonlocal now
+            if self._thread is not None and not disk.go.is_set():
+                now += 5.0
+                disk.go.set()
+            super()._join()
+
     disk.go.clear()
-    writer = saver(tmp_path, disk, keep=9)
+    writer = Waiting(disk, tmp_path, CheckpointConfig(keep=9))
     writer.save(1, state())  # returns although nothing is written yet
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001.part"]
     assert checkpoint.find("auto", tmp_path) is None
-    threading.Timer(0.3, disk.go.set).start()
     writer.save(2, state())
     news = writer.wait()
-    assert news["checkpoint/wait_s"] > 0.2
+    assert news["checkpoint/wait_s"] == 5.0
     assert news["checkpoint/bytes"] == 1000 + len(json.dumps(state(), indent=1)) + 1
     assert news["checkpoint/failed"] == 0
     assert writer.wait() == {}
@@ -236,6 +250,7 @@ def test_a_disk_that_hangs_is_given_up_and_publishes_nothing_later(tmp_path: Pat
     disk.go.set()
     thread.join(60)
     assert checkpoint.written(tmp_path) == []
+    writer._settings = CheckpointConfig(timeout_s=60.0)
     writer.save(2, state())
     writer.check()
     assert [path.name for path in checkpoint.written(tmp_path)] == ["step-000002"]

@@ -1,8 +1,10 @@
 """Forests collected ahead of the loop: their order, how far ahead, errors from either side, and the end."""
 
+import queue
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,8 +12,22 @@ from rollout_workers.types import Ledger
 from trainer.collecting import StepHarvest
 from trainer.forests import Ahead, InTurn
 
-SOON = 10.0
+SOON = 60.0
 """Seconds within which a thread that may go on has gone on."""
+
+
+class Clock:
+    """Stands in for the one that `trainer.forests` reads."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("trainer.forests.time", SimpleNamespace(perf_counter=lambda: made.now))
+    return made
 
 
 def harvest(step: int) -> StepHarvest:
@@ -106,34 +122,54 @@ def test_the_thread_ends_with_the_last_forest_and_when_the_loop_ends_early():
     assert not forests._thread.is_alive()
 
 
-def test_no_collection_runs_in_a_hold_and_the_next_one_waits_for_its_end():
+def test_no_collection_runs_in_a_hold_and_the_next_one_waits_for_its_end(clock):
     collector = Collector()
     collector.gate.clear()
     with ahead(collector, 2) as forests:
         until(lambda: collector.begun == [1])
-        threading.Timer(0.1, collector.gate.set).start()
+
+        def end_it() -> None:
+            until(lambda: forests._is_held)
+            clock.now += 5.0
+            collector.gate.set()
+
+        threading.Thread(target=end_it).start()
         with forests.hold():
             assert collector.gate.is_set(), "the hold waited for the collection on its way"
             time.sleep(0.05)
             assert collector.begun == [1], "another was allowed but did not begin"
         until(lambda: collector.begun == [1, 2, 3])
-        assert forests.next(1).stats["overlap/hold_s"] >= 0.05
+        assert forests.next(1).stats["overlap/hold_s"] == 5.0
 
 
-def test_the_loop_s_wait_and_what_was_hidden_add_up_to_the_collection():
-    class Slow(Collector):
-        def __call__(self, step, check):
-            time.sleep(0.2)
-            return replace(harvest(step), seconds=0.2)
+def test_the_loop_s_wait_and_what_was_hidden_add_up_to_the_collection(clock):
+    """The first takes 4 s, of which the loop waits for the last 3; the second is ready when it is asked for."""
+    seconds, looks = queue.Queue(), threading.Event()
 
-    with ahead(Slow(), 1) as forests:
+    class Watched(Ahead):
+        def _look(self) -> None:
+            looks.set()
+            super()._look()
+
+    def collect(step, check):
+        return replace(harvest(step), seconds=seconds.get())
+
+    def end_it() -> None:
+        assert looks.wait(SOON)
+        clock.now += 3.0
+        seconds.put(4.0)
+
+    with Watched(collect, first=1, last=2, max_staleness=1, close_s=SOON) as forests:
+        clock.now += 1.0
+        threading.Thread(target=end_it).start()
         first = forests.next(1).stats
-        time.sleep(0.4)
+        seconds.put(2.0)
+        until(lambda: forests._finished)
+        clock.now += 9.0
         second = forests.next(2).stats
-    assert first["overlap/wait_s"] == pytest.approx(0.2, abs=0.15)
-    assert second["overlap/wait_s"] < 0.1
-    assert second["overlap/hidden_s"] == pytest.approx(0.2, abs=0.1)
-    assert second["overlap/hidden_share"] > 0.5
+    names = ("overlap/wait_s", "overlap/hidden_s", "overlap/collect_s", "overlap/hidden_share")
+    assert [first[name] for name in names] == [3.0, 1.0, 4.0, 0.25]
+    assert [second[name] for name in names] == [0.0, 2.0, 2.0, 1.0]
 
 
 def test_without_staleness_forests_are_collected_when_asked_for_in_the_same_thread():
