@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +29,11 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def is_logged(folder: Path, step: int) -> bool:
+    file = folder / "metrics.jsonl"
+    return file.exists() and f'"step": {step},' in file.read_text()
 
 
 CLOCKS = ("time/", "system/", "checkpoint/", "push/seconds", "learner/seconds", "_per_s", "env_seconds", "busy")
@@ -81,8 +87,16 @@ class Run:
 
     def wait_for_step(self, step: int) -> None:
         """Returns as soon as `step` is logged, which is when the next collection begins."""
-        file = self.folder / "metrics.jsonl"
-        self.until(lambda: file.exists() and f'"step": {step},' in file.read_text(), 600)
+        self.until(lambda: is_logged(self.folder, step), 600)
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """The driver does nothing within the block: what takes long there is done before its next step all the same."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     def until(self, condition: Callable[[], bool], seconds: float) -> None:
         """Waits for `condition` while the run goes on."""

@@ -4,14 +4,19 @@ The nodes share the file system, as real ones must share the folders of data, mo
 """
 
 import re
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from real_runs import Run, Watch, summary_of, until
+from real_runs import ROOT, Run, Watch, is_logged, summary_of, until
 
+from envs.retrieval_server import Handler, RetrievalServer
+from envs.retriever import LocalRetriever
+from scripts.processes import command_of
 from trainer.forest_file import read_forest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -47,6 +52,25 @@ def places(output: str) -> dict[str, str]:
     return {f"{kind}-{number}": address for kind, number, _, address, _ in found}
 
 
+@contextmanager
+def search(is_held: Callable[[], bool]) -> Iterator[list[str]]:
+    """Settings for a retrieval server in a thread of this process, which answers no search while `is_held()`."""
+
+    class Held(Handler):
+        def do_POST(self) -> None:
+            until(lambda: not is_held(), 150)
+            super().do_POST()
+
+    retriever = LocalRetriever.from_file(ROOT / "data" / "quickstart" / "corpus.jsonl")
+    with RetrievalServer("127.0.0.1", 0, retriever) as server:
+        server.RequestHandlerClass = Held
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/retrieve"
+        limits = ["env.max_tool_seconds=200", "env.retriever.timeout_s=190"]
+        yield ["env=search_http", f"env.retriever.url={url}", "env.topk=1", *limits]
+        server.shutdown()
+
+
 def test_ranks_on_one_node_actors_on_two_and_one_of_them_lost_in_mid_collection(
     cluster: Any, watch: Watch, tmp_path: Path
 ) -> None:
@@ -54,22 +78,29 @@ def test_ranks_on_one_node_actors_on_two_and_one_of_them_lost_in_mid_collection(
     settings = ["learner.ranks=2", "rollout.actors=2", "cluster.strategy=SPREAD", "cluster.learner=same_node"]
     shape = ["steps=3", "tree.roots=4", "tree.nodes_per_round=3", "tree.rounds=2"]
     here = {"RAY_ADDRESS": cluster.address}
-    with Run(tmp_path, "nodes", *settings, *shape, cluster="any", environment=here) as run:
+    is_lost = threading.Event()
+    with (
+        search(lambda: is_logged(tmp_path / "nodes", 1) and not is_lost.is_set()) as found,
+        Run(tmp_path, "nodes", *settings, *shape, *found, cluster="any", environment=here) as run,
+    ):
         run.wait_for_step(1)
         where = places(run.output)
         assert where["learner-0"] == where["learner-1"]
         assert {where["rollout-0"], where["rollout-1"]} == nodes.keys()
         lost = next(address for address in nodes if address != where["learner-0"])
+        (actor,) = [psutil.Process(int(pid)) for *_, address, pid in PLACE.findall(run.output) if address == lost]
         cluster.remove_node(nodes.pop(lost), allow_graceful=False)
+        until(lambda: not command_of(actor), 120)
+        is_lost.set()
         output = run.finish()
-    assert "branches queued again" in output
+    assert re.search(r": [1-9]\d* branches queued again", output), output
     summary = summary_of(run.folder)
     assert summary["rollout_actors_replaced"] == 1
     assert (summary["steps"], summary["ledger"]["leaves"]) == (3, 3 * 4 * 4 * 7)
     assert summary["parity"]["max_abs_logprob_diff"] < 0.02
     trees = [record.tree for record in read_forest(run.folder / "forest" / "step-000002.jsonl")]
     assert all(sum(node.is_leaf for node in tree.nodes) == 7 for tree in trees), "each leaf once"
-    until(lambda: not watch.alive(*OURS), 30)
+    until(lambda: not watch.alive(*OURS), 120)
     for remaining in nodes.values():
         cluster.remove_node(remaining)
 
@@ -84,7 +115,7 @@ def test_two_ranks_on_two_nodes_take_a_step_together(cluster: Any, watch: Watch,
     summary = summary_of(run.folder)
     assert (summary["steps"], summary["weights_version"]) == (1, 1)
     assert summary["parity"]["max_abs_logprob_diff"] < 0.02, "each rank's share arrived in the weights that were pushed"
-    until(lambda: not watch.alive(*OURS), 30)
+    until(lambda: not watch.alive(*OURS), 120)
     for each in nodes:
         cluster.remove_node(each)
 
@@ -97,11 +128,9 @@ def test_a_lost_learner_node_ends_the_run_with_one_sentence(cluster: Any, watch:
         where = places(run.output)
         assert where["learner-0"] != where["rollout-0"]
         cluster.remove_node(nodes.pop(where["learner-0"]), allow_graceful=False)
-        gone = time.monotonic()
         output = run.finish(returncode=1)
-        assert time.monotonic() - gone < 60
     sentences = [line for line in output.splitlines() if line.startswith("The run stopped")]
     assert len(sentences) == 1
     assert re.match(rf"The run stopped: learner rank 0 \(node .*{where['learner-0']}.*\) died while ", sentences[0])
     assert "Traceback (most" not in output
-    until(lambda: not watch.alive(*OURS), 30)
+    until(lambda: not watch.alive(*OURS), 120)
