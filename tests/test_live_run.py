@@ -29,9 +29,10 @@ def test_weights_change_while_a_run_collects_ahead_and_stay_after_a_resume(tmp_p
     command = [sys.executable, "-m", "trainer.decisions.live", str(tmp_path / "live")]
     with Run(tmp_path, "live", *settings, "steps=4") as run:
         run.wait_for_step(1)
-        made = subprocess.run(
-            [*command, "shipping.rewards.weight=3", "order.coefficients.entropy_coef=0.2"], cwd=ROOT, check=True
-        )
+        with run.standing_still():
+            made = subprocess.run(
+                [*command, "shipping.rewards.weight=3", "order.coefficients.entropy_coef=0.2"], cwd=ROOT, check=True
+            )
         assert made.returncode == 0
         said = run.finish()
     assert "changed: shipping.rewards.weight 1 → 3" in said
