@@ -92,10 +92,10 @@ def test_frozen_branches_go_on_and_ctrl_c_ends_both_threads(runs: Path, search: 
         run.wait_for_step(4)
         run.until(lambda: mixed(run.folder), 300)  # branches went on with new weights
         run.process.send_signal(signal.SIGINT)
-        run.process.wait(120)
+        run.process.wait(300)
         assert run.process.returncode == 130, run.output
         assert run.output.rstrip().endswith("Interrupted.")
-        until(lambda: not watch.alive("ray::RolloutActor", "ray::LearnerRank", "VLLM::"), 60)
+        until(lambda: not watch.alive("ray::RolloutActor", "ray::LearnerRank", "VLLM::"), 120)
     steps = steps_of(run.folder)
     assert [line["step"] for line in steps] == list(range(1, len(steps) + 1))
     for line in steps[:-1]:  # of the last one Ctrl-C may have come between its metrics and its trees
