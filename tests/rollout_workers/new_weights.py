@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from settling import settled
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rollout_workers.engine import GenerationEngine
@@ -109,9 +110,13 @@ async def across_a_push(
     during the push: with kept turns, those hold keys and values of the old weights when it comes.
     """
     answered = asyncio.Event()
-    waiting = [asyncio.create_task(two_steps(engine, prompt, seed, answered)) for prompt in prompts[:4]]
-    await asyncio.sleep(0.2)
-    sampled = engine.counts.sampled
+    said = [asyncio.Event() for _ in prompts[:4]]
+    waiting = [
+        asyncio.create_task(two_steps(engine, prompt, seed, first, answered))
+        for prompt, first in zip(prompts, said, strict=False)
+    ]
+    await asyncio.gather(*(first.wait() for first in said))
+    sampled = (await settled(engine)).sampled
     running = [
         asyncio.create_task(one_step(engine, prompt, 100 * seed + place)) for place, prompt in enumerate(prompts)
     ]
@@ -133,11 +138,12 @@ async def one_step(engine: GenerationEngine, prompt: list[int], seed: int) -> li
 
 
 async def two_steps(
-    engine: GenerationEngine, prompt: list[int], seed: int, answered: asyncio.Event
+    engine: GenerationEngine, prompt: list[int], seed: int, said: asyncio.Event, answered: asyncio.Event
 ) -> list[tuple[list[int], Completion]]:
-    """A short step, an observation that comes when `answered` is set, and a step after it."""
+    """A short step, after which `said` is set, an observation that comes when `answered` is, and a step after it."""
     async with engine.conversation() as hold:
         first = await hold.generate(prompt, sampling=Sampling(), seed=seed, stop=(), max_tokens=8)
+        said.set()
         await answered.wait()
         context = [*prompt, *first.token_ids, 5, 6, 7]
         second = await hold.generate(context, sampling=Sampling(), seed=seed + 1, stop=(), max_tokens=20)

@@ -6,6 +6,7 @@ from pathlib import Path
 import new_weights
 import pytest
 import torch
+from settling import settled
 
 from rollout_workers.engine import GenerationEngine
 from rollout_workers.engine_counts import EngineCounts
@@ -149,17 +150,11 @@ async def _check_counts(engine: GenerationEngine) -> None:
 
 
 async def wait_for_samples(engine: GenerationEngine, count: int) -> None:
-    for _ in range(10_000):
+    for _ in range(100_000):
         if engine.counts.sampled >= count:
             return
         await asyncio.sleep(0.001)
     raise AssertionError("the engine samples nothing")
-
-
-async def settled(engine: GenerationEngine) -> EngineCounts:
-    """The counters once the engine's last step has been told."""
-    await asyncio.sleep(0.3)
-    return engine.counts
 
 
 async def _check_versions_and_cache(engine: GenerationEngine) -> None:
