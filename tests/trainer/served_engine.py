@@ -1,5 +1,6 @@
 """An engine in a Ray actor without an environment, and the fleet of that one actor, as a push sees them."""
 
+import asyncio
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,7 @@ class EngineActor(RolloutActor):
     """Serves requests one by one instead of branches."""
 
     async def start(self) -> None:
+        self._pushed, self._held = asyncio.Event(), 0
         self._engine = GenerationEngine(self._settings.engine)
         await self._engine.load_adapters({})
         self._audit = Audit(lambda: self._engine.counts)
@@ -28,8 +30,23 @@ class EngineActor(RolloutActor):
         ask = Ask(node=adapter or "", messages=(), adapter=adapter)
         return await self._engine.generate(prompt, sampling=Sampling(), seed=seed, stop=(), max_tokens=tokens, ask=ask)
 
-    async def sampled(self) -> int:
-        return self._engine.counts.sampled
+    async def say_across_a_push(self, prompt: Sequence[int], seed: int, adapter: str | None) -> Completion:
+        """A long answer that begins when a push comes."""
+        self._held += 1
+        await self._pushed.wait()
+        return await self.say(prompt, seed, adapter, 400)
+
+    async def pause(self) -> None:
+        """Freezes what was held until now after two tokens each, in the mean."""
+        wanted = self._engine.counts.sampled + 2 * self._held
+        self._held = 0
+        self._pushed.set()
+        for _ in range(100_000):
+            if self._engine.counts.sampled >= wanted:
+                break
+            await asyncio.sleep(0.001)
+        self._pushed.clear()
+        await super().pause()
 
 
 def start_engine(settings: Any) -> Any:

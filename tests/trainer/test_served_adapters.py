@@ -4,7 +4,6 @@ One engine for everything, since its start takes most of the time.
 """
 
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +114,8 @@ def check_push_in_mid_request(actor: Any, learner: LearnerGroup, pusher: WeightP
     learner.train(typed_packs(config, 1, 4096, VOICES))
     after = {name: file.digest for name, file in learner.adapters({}).items()}
     assert {name for name in before if before[name] != after[name]} == {"intent", "response"}
-    sampled = ray.get(actor.sampled.remote())
     asked = [(name, LONG[: 30 + seed], seed) for seed in range(4) for name in NAMES]
-    running = [say(actor, prompt, name, seed, 400) for name, prompt, seed in asked]
-    while ray.get(actor.sampled.remote()) < sampled + 32:
-        time.sleep(0.01)
+    running = [actor.say_across_a_push.remote(prompt, seed, name) for name, prompt, seed in asked]
     metrics = pusher.push(1)
     samples = ray.get(running, timeout=300)
     assert any(set(sample.versions) == {0, 1} for sample in samples), "some lived on across the push"
