@@ -19,7 +19,8 @@ from scripts.bench.scheduler_actors import BranchMill, Load, latencies, start_ho
 from scripts.bench.scheduler_page import FULL, PACED, goals, page
 
 RULES = TreeRules(roots=2, nodes_per_round=2, rounds=2)
-LOAD = Load(max_branches=4, latency_s=0.05, spread=1.0, seed=3)
+LOAD = Load(max_branches=4, latency_s=0.2, spread=1.0, seed=3)
+"""The second half of 3000 branches takes 24 actors 3 s at least, whatever the machine."""
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def cluster():
 
 def half_way(scheduler) -> int:
     """Waits until half of the leaves are grown; how many leaves there are in all."""
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 300
     while True:
         progress = ray.get(scheduler.wait.remote(0.02))
         if progress.leaves >= progress.leaves_total // 2:
@@ -40,7 +41,6 @@ def half_way(scheduler) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_process_of_actors_and_single_ones_die_and_each_leaf_comes_exactly_once(cluster):
     scheduler = start_scheduler(24)
     names = [f"rollout-{i}" for i in range(24)]
@@ -55,7 +55,7 @@ def test_a_process_of_actors_and_single_ones_die_and_each_leaf_comes_exactly_onc
     lost = names[0::3] + names[1::3][:3]
     requeued = sum(ray.get([scheduler.actor_lost.remote(name) for name in lost]))
     assert requeued > 0, "they died with branches in hand"
-    assert ray.get(scheduler.wait.remote(60.0)).is_complete
+    assert ray.get(scheduler.wait.remote(300.0)).is_complete
     harvest = ray.get(scheduler.take.remote())
     check_each_leaf_once(harvest, 5)
     ledger = harvest.ledger
@@ -71,7 +71,6 @@ def check_each_leaf_once(harvest: Harvest, slots: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_1024_actors_bring_each_of_10000_branches_once(cluster):
     load = Load(max_branches=8, latency_s=0.5, spread=0.7)
     tasks = bench.tasks_for(10_000)
@@ -83,14 +82,13 @@ def test_1024_actors_bring_each_of_10000_branches_once(cluster):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_measured_collection_has_a_figure_for_every_key(cluster):
-    measured = bench.measure("full", Load(max_branches=4, latency_s=0.01, spread=0.3), 5, bench.tasks_for(60), 2)
+    measured = bench.measure("full", Load(max_branches=4, latency_s=0.05, spread=0.3), 5, bench.tasks_for(600), 2)
     row = measured.row()
-    assert (row["actors"], row["items"]) == (5, 60)
-    assert 0 < row["cost_per_assignment_us"] * 60 <= 1e6 * row["seconds"] * os.cpu_count()
+    assert (row["actors"], row["items"]) == (5, 600)
+    assert 0 < row["cost_per_assignment_us"] * 600 <= 1e6 * row["seconds"] * os.cpu_count()
     assert 0 <= row["idle_share"] <= row["free_share"] <= 1
-    assert sum(count.branches for count in measured.counts) == 60
+    assert sum(count.branches for count in measured.counts) == 600
     assert all(value >= 0 for value in row.values())
 
 
