@@ -31,7 +31,7 @@ def test_ranks_and_actors_run_in_what_is_reserved_for_them(ray_with_gpus, learne
     assert reserved.first_rollout_bundle == first
     assert reserved.rollout.bundle_specs[first] == {"GPU": 2.0}
     ranks = [_actor(config, index, reserved.learner) for index in range(2)]
-    assert len({ray.get(rank.meeting_point.remote(), timeout=60)[1] for rank in ranks}) == 2
+    assert len({ray.get(rank.meeting_point.remote(), timeout=300)[1] for rank in ranks}) == 2
     for rank in ranks:
         ray.kill(rank)
     placement.release(reserved)
@@ -45,13 +45,13 @@ def test_an_evaluation_reserves_no_learner(ray_with_gpus):
 
 
 def test_what_is_taken_is_said_after_the_wait_and_nothing_stays_reserved(ray_with_gpus):
-    config = compose([*GPUS, "cluster.learner=same_node", "cluster.wait_s=2"])
+    settings = [*GPUS, "cluster.learner=same_node"]
     other = placement.reserve(compose(["rollout=gpu", "learner=gpu"]))  # 2 of the 4 GPUs
     sentence = (
         r"did not grant 2 bundles with 0 CPUs and 2 GPUs placed as STRICT_PACK and 1 bundles with 0 CPUs and 2 GPUs "
         r"placed as PACK within cluster\.wait_s=2 s"
     )
     with pytest.raises(RuntimeError, match=sentence):
-        placement.reserve(config)
+        placement.reserve(compose([*settings, "cluster.wait_s=2"]))
     placement.release(other)
-    placement.release(placement.reserve(config))
+    placement.release(placement.reserve(compose(settings)))
