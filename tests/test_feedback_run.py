@@ -26,10 +26,11 @@ def test_labels_given_during_a_run_are_trained(tmp_path):
     asked = ["decision.feedback.enabled=true", "decision.feedback.shares=[1.0,0.5]", "limits.max_prompt_tokens=256"]
     with Run(tmp_path, "labelled", *tasks, *small, *asked, "evaluation.tasks=4", "logger.sample_trees=64") as run:
         run.wait_for_step(1)
-        store = LabelStore(run.folder)
-        first = store.next("order")
-        store.add(Label(id=first["id"], label=1.0, note="while it runs"))
-        append_lines(run.folder / "feedback" / "labels.jsonl", [label_line(Label(id="nobody", label=0.0)), "no"])
+        with run.standing_still():
+            store = LabelStore(run.folder)
+            first = store.next("order")
+            store.add(Label(id=first["id"], label=1.0, note="while it runs"))
+            append_lines(run.folder / "feedback" / "labels.jsonl", [label_line(Label(id="nobody", label=0.0)), "no"])
         said = run.finish()
     metrics = metrics_of(run.folder)
     steps = [line for line in metrics if "decision/feedback/queued" in line]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_runs import Run, repeatable, summary_of
+from real_runs import Run, metrics_of, repeatable, summary_of
 
 from trainer import checkpoint_manifest
 from trainer.checkpoint import folder
@@ -95,7 +95,11 @@ def test_totals_go_on(straight: Path, resumed: Path) -> None:
         assert one[key] == other[key]
     for key in ("leaves", "trees", "sampled_tokens", "branches"):
         assert one["ledger"][key] == other["ledger"][key]
-    assert other["time_s"]["total"] > one["time_s"]["total"] / 2
+    before = saved(straight, 3)[1]["totals"]["seconds"]
+    assert other["time_s"]["total"] > before["total"]
+    for phase in ("collect", "learn"):
+        own = sum(line.get(f"time/{phase}_s", 0.0) for line in metrics_of(resumed) if line["step"] > 3)
+        assert other["time_s"][phase] == pytest.approx(before[phase] + own, abs=0.02)
 
 
 def test_the_damaged_checkpoint_is_kept_apart(resumed: Path) -> None:

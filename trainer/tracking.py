@@ -63,6 +63,7 @@ class Tracker:
         """W&B's id of this run, e.g. `"k3v9x1qa"`; None when disabled."""
         self._failed = 0
         self._left_out = 0
+        self._is_over = False
         self._trees: queue.Queue[tuple[int, Sequence[TreeRecord]] | None] = queue.Queue(TREES_WAITING)
         """Read by a thread of its own: for a table wandb asks the server, and waits for its answer."""
         self._thread = threading.Thread(target=self._log_waiting_trees, name="wandb-trees", daemon=True)
@@ -139,6 +140,7 @@ class Tracker:
         with suppress(queue.Full, RuntimeError):  # W&B takes nothing, or the thread never began
             self._trees.put(None, timeout=self._timeout_s)
             self._thread.join(self._timeout_s)
+        self._is_over = True
         with self._guard("did not take everything", then=f"`wandb sync {self.files}` uploads it later"):
             if self._run is not None:
                 self._run.finish(exit_code=1 if failed else 0)
@@ -183,6 +185,8 @@ class Tracker:
         try:
             yield
         except Exception as error:  # wandb raises its own, network, OS and value errors alike
+            if self._is_over and threading.current_thread() is self._thread:
+                return  # trees that came too late: `finish` says what W&B did not take
             self._run, self.run_id = None, None
             self._failed += 1
             said = masked_text(str(error)).strip()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from settling import settled
 
 from envs.types import EndReason, Message, StepResult, Task
 from rollout_workers import trees
@@ -107,7 +108,7 @@ async def _whole_way(model: Path, keep_turns: bool) -> None:
         recorder = Recorder(engine)
         audit = Audit(lambda: engine.counts)
         forest = await _grow(recorder, audit)
-        await asyncio.sleep(0.3)
+        await settled(engine)
         assert audit.mismatch == 0, "the branches' ledgers and the engine's counters"
         kept = [sample.kept_tokens > 0 for found in recorder.answers.values() for sample in found]
         assert any(kept) is keep_turns
