@@ -162,3 +162,26 @@ def test_metrics_do_not_wait_for_trees_that_a_server_is_asked_about(tmp_path, ca
     warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
     assert len(warnings) == 1, "one line for all of them"
     assert "those of step 10 are left out" in warnings[0]
+
+
+def test_trees_that_come_after_the_end_say_nothing_more(tmp_path, capsys):
+    class Late:
+        dir = "run/files"
+        ended = threading.Event()
+
+        def log(self, values):
+            self.ended.wait()
+            raise RuntimeError("the run is finished")
+
+        def finish(self, exit_code):
+            raise TimeoutError("timed out")
+
+    tracker = Tracker(RunFolder(tmp_path), {}, mode="disabled", timeout_s=0.1)
+    tracker._run = run = Late()
+    tracker._thread.start()
+    tracker.log_trees(1, records())
+    tracker.finish()
+    run.ended.set()
+    tracker._thread.join()
+    (warning,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("warning"))
+    assert "did not take everything: timed out; `wandb sync run` uploads it later" in warning
