@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rollout_workers.adapters import AdapterSpec
-from rollout_workers.weight_names import ADAPTERS
+from rollout_workers.weight_names import ADAPTERS, SLEEPING
 
 MAX_LOGPROBS = 100
 """Most log-probabilities per position that a request may ask for: the largest `rollout.entropy_topk`, and more than
@@ -53,6 +53,7 @@ def set_environment(settings: EngineSettings) -> None:
         # Spinning OpenMP threads beside other work cost a factor of five; bound threads would share one core.
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        os.environ[SLEEPING] = "1"
     if settings.adapters:
         os.environ[ADAPTERS] = _architecture(settings) if any(spec.head for spec in settings.adapters) else ""
 

@@ -21,6 +21,8 @@ BUCKET_BYTES = 8 << 20
 """Consecutive small parameters share a bucket of at most this many bytes; a larger one has a bucket of its own."""
 AHEAD = 2
 """Buckets that are on their way while another one is filled (sender) or loaded (receiver)."""
+AHEAD_BYTES = 96 << 20
+"""A receiver lets more of them come, up to this many bytes: what is loaded takes longer than what is on the wire."""
 KEPT_BYTES = 256 << 20
 """Most freed memory that a receiver keeps for the next push."""
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
@@ -136,7 +138,7 @@ def received(group: Any, layout: Sequence[Bucket]) -> Iterator[Named]:
     for bucket in layout:
         flat = torch.empty(sum(bucket.elements), dtype=bucket.dtype)
         coming.append((bucket, flat, _broadcast(group, flat)))
-        if len(coming) > AHEAD:
+        if len(coming) > AHEAD and sum(flat.nbytes for _, flat, _ in coming) > AHEAD_BYTES:
             yield from _arrived(*coming.popleft())
     for item in coming:
         yield from _arrived(*item)

@@ -32,17 +32,21 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
 from rollout_workers import gloo_wire
-from rollout_workers.weight_names import ADAPTERS, GLOO
+from rollout_workers.weight_names import ADAPTERS, GLOO, SLEEPING
 
 
 def register() -> None:
     """Registers both halves of the backend in this process; a second call changes nothing.
 
-    In an engine with adapters it is also where they are prepared.
+    It is also where an engine with adapters prepares them, and where one on CPUs learns to sleep.
     """
     if GLOO not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(GLOO, GlooWeightTransferEngine)
         WeightTransferTrainerFactory.register_engine(GLOO, GlooTrainerWeightTransferEngine)
+    if SLEEPING in os.environ:
+        from rollout_workers.vllm_waiting import sleep_while_waiting
+
+        sleep_while_waiting()
     if ADAPTERS in os.environ:
         from rollout_workers import vllm_adapters
 

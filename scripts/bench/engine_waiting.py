@@ -1,0 +1,172 @@
+"""What it gains that the processes of a CPU engine sleep while they wait (`rollout_workers/vllm_waiting.py`).
+
+    python -m scripts.bench.engine_waiting --json OUT.json [--rounds N]
+
+Four real engines run the tiny model: two sleep, two wait as vLLM does by itself, in a loop. They take turns, an idle
+one uses no core: one engine alone, then two at once, which is what two rollout actors or an actor beside the learner
+are on two cores. Each round all of an engine's requests are sampled to the same lengths. `tokens_per_s` are of all
+engines at work, `cores` is the CPU time of their processes by wall time; both are medians over the rounds, and
+`speedup` is the median of sleeping by looping, round by round.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rollout_workers.engine_settings import EngineSettings
+from rollout_workers.types import Sampling
+from rollout_workers.weight_names import SLEEPING
+from scripts.bench import markdown
+
+MODEL = Path("conf/model/tiny")
+PROMPT = tuple(range(5, 65))
+MODES = ("looping", "sleeping")
+START_S, ROUND_S = 300.0, 120.0
+
+
+class Engine:
+    """An engine in a process of its own. Use `close` at the end."""
+
+    def __init__(self, mode: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, there = context.Pipe()
+        self._process = context.Process(target=_serve, args=(there, mode))
+        self._process.start()
+
+    def wait_ready(self) -> None:
+        """Returns when the engine has warmed up. Raises TimeoutError after `START_S` seconds."""
+        self._answer(START_S, "start")
+
+    def sample(self, requests: int, tokens: int) -> float:
+        """Samples `requests` answers of `tokens` tokens side by side; gives the CPU seconds of all its processes."""
+        self._pipe.send((requests, tokens))
+        return self._answer(ROUND_S, "finish a round")
+
+    def close(self) -> None:
+        """Ends the engine and its processes."""
+        if self._process.is_alive():
+            self._pipe.send(None)
+        self._process.join(30)
+        self._process.kill()
+
+    def _answer(self, seconds: float, what: str) -> float:
+        if not self._pipe.poll(seconds):
+            raise TimeoutError(f"an engine did not {what} within {seconds:g} s")
+        answer: float = self._pipe.recv()
+        return answer
+
+
+def _serve(pipe: Connection, mode: str) -> None:
+    asyncio.run(_work(pipe, mode))
+
+
+async def _work(pipe: Connection, mode: str) -> None:
+    from rollout_workers import engine as engines
+
+    if mode == "looping":
+        put_in_order = engines.set_environment
+
+        def without_sleep(settings: EngineSettings) -> None:
+            put_in_order(settings)
+            del os.environ[SLEEPING]
+
+        engines.set_environment = without_sleep
+    engine = engines.GenerationEngine(EngineSettings(model=str(MODEL), kv_cache_gib=0.25))
+    await _sampled(engine, 8, 16)
+    pipe.send(0.0)
+    try:
+        while (wanted := await asyncio.to_thread(pipe.recv)) is not None:
+            before = _cpu_seconds()
+            await _sampled(engine, *wanted)
+            pipe.send(_cpu_seconds() - before)
+    finally:
+        engine.shutdown()
+
+
+async def _sampled(engine: Any, requests: int, tokens: int) -> None:
+    """No stop string, and an end-of-sequence token is as unlikely as any: a request that meets it is asked again."""
+
+    async def one(seed: int) -> None:
+        left = tokens
+        while left > 0:
+            found = await engine.generate(
+                PROMPT, sampling=Sampling(temperature=1.0), seed=seed + left, stop=(), max_tokens=left
+            )
+            left -= len(found.token_ids)
+
+    await asyncio.gather(*(one(1000 * place) for place in range(requests)))
+
+
+def _cpu_seconds() -> float:
+    family = psutil.Process()
+    times = [process.cpu_times() for process in (family, *family.children(recursive=True))]
+    return sum(time.user + time.system for time in times)
+
+
+def measured(engines: Sequence[Engine], requests: int, tokens: int) -> dict[str, float]:
+    """One round of all `engines` at once."""
+    started = time.perf_counter()
+    with ThreadPoolExecutor(len(engines)) as pool:
+        cpu = list(pool.map(lambda engine: engine.sample(requests, tokens), engines))
+    seconds = time.perf_counter() - started
+    return {"tokens_per_s": len(engines) * requests * tokens / seconds, "cores": sum(cpu) / seconds}
+
+
+def row(engines: int, requests: int, rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
+    """Medians of one setting, e.g. of two engines with 16 requests each."""
+    found: dict[str, float] = {"engines": engines, "requests": requests}
+    for mode in MODES:
+        for key in ("tokens_per_s", "cores"):
+            found[f"{mode}_{key}"] = statistics.median(one[mode][key] for one in rounds)
+    found["speedup"] = statistics.median(
+        one["sleeping"]["tokens_per_s"] / one["looping"]["tokens_per_s"] for one in rounds
+    )
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, prints a table and writes the result; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, help="file for the result")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of each setting (default 9)")
+    parser.add_argument("--tokens", type=int, default=100, help="tokens of each request (default 100)")
+    options = parser.parse_args(arguments)
+    engines: dict[str, list[Engine]] = {mode: [] for mode in MODES}
+    rows = []
+    try:
+        for mode in (*MODES, *MODES):
+            engines[mode].append(Engine(mode))
+            engines[mode][-1].wait_ready()
+        for count, requests in ((1, 1), (1, 16), (2, 1), (2, 16)):
+            rounds = []
+            for _ in range(options.rounds):
+                one = {}
+                for mode in MODES:
+                    time.sleep(1.5)  # the other kind's engines are idle after a second, and then wait asleep too
+                    one[mode] = measured(engines[mode][:count], requests, options.tokens)
+                rounds.append(one)
+            rows.append(row(count, requests, rounds))
+    finally:
+        for engine in (*engines["looping"], *engines["sleeping"]):
+            engine.close()
+    columns = tuple(rows[0])
+    print(markdown.table(columns, [[f"{one[column]:.3g}" for column in columns] for one in rows]))
+    settings = {"cores": os.cpu_count(), "rounds": options.rounds, "tokens": options.tokens}
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps({"rows": rows, "settings": settings}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
