@@ -1,12 +1,12 @@
-"""What it gains that the processes of a CPU engine sleep while they wait (`rollout_workers/vllm_waiting.py`).
+"""What it costs and gains that the processes of a CPU engine sleep while they wait (`rollout_workers/vllm_waiting.py`).
 
-    python -m scripts.bench.engine_waiting --json OUT.json [--rounds N]
+    python -m scripts.bench.engine_waiting --json OUT.json [--page OUT.md] [--rounds N]
 
-Four real engines run the tiny model: two sleep, two wait as vLLM does by itself, in a loop. They take turns, an idle
-one uses no core: one engine alone, then two at once, which is what two rollout actors or an actor beside the learner
-are on two cores. Each round all of an engine's requests are sampled to the same lengths. `tokens_per_s` are of all
-engines at work, `cores` is the CPU time of their processes by wall time; both are medians over the rounds, and
-`speedup` is the median of sleeping by looping, round by round.
+Real engines run the tiny model: two whose processes sleep, and two whose processes wait as vLLM does by itself, in a
+loop. The two kinds take turns, and each round samples the same number of tokens. `tokens_per_s` is of all engines at
+work; `cores_after` is the CPU time that their processes use in the second after the last token, when another process
+wants to learn from what was sampled. Figures are medians over the rounds; `speed` is sleeping by looping, round by
+round. The exit code is 1 if sleeping costs more than a twentieth of the speed anywhere.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,7 @@ MODEL = Path("conf/model/tiny")
 PROMPT = tuple(range(5, 65))
 MODES = ("looping", "sleeping")
 START_S, ROUND_S = 300.0, 120.0
+MIN_SPEED = 0.95
 
 
 class Engine:
@@ -48,10 +50,15 @@ class Engine:
         """Returns when the engine has warmed up. Raises TimeoutError after `START_S` seconds."""
         self._answer(START_S, "start")
 
-    def sample(self, requests: int, tokens: int) -> float:
-        """Samples `requests` answers of `tokens` tokens side by side; gives the CPU seconds of all its processes."""
+    def sample(self, requests: int, tokens: int) -> None:
+        """Samples `requests` answers of `tokens` tokens side by side."""
         self._pipe.send((requests, tokens))
-        return self._answer(ROUND_S, "finish a round")
+        self._answer(ROUND_S, "finish a round")
+
+    def stand_by(self) -> float:
+        """Does nothing for a second; gives the CPU seconds that its processes use in it."""
+        self._pipe.send(())
+        return self._answer(ROUND_S, "do nothing for a second")
 
     def close(self) -> None:
         """Ends the engine and its processes."""
@@ -88,7 +95,7 @@ async def _work(pipe: Connection, mode: str) -> None:
     try:
         while (wanted := await asyncio.to_thread(pipe.recv)) is not None:
             before = _cpu_seconds()
-            await _sampled(engine, *wanted)
+            await (_sampled(engine, *wanted) if wanted else asyncio.sleep(1.0))
             pipe.send(_cpu_seconds() - before)
     finally:
         engine.shutdown()
@@ -116,29 +123,56 @@ def _cpu_seconds() -> float:
 
 def measured(engines: Sequence[Engine], requests: int, tokens: int) -> dict[str, float]:
     """One round of all `engines` at once."""
-    started = time.perf_counter()
     with ThreadPoolExecutor(len(engines)) as pool:
-        cpu = list(pool.map(lambda engine: engine.sample(requests, tokens), engines))
-    seconds = time.perf_counter() - started
-    return {"tokens_per_s": len(engines) * requests * tokens / seconds, "cores": sum(cpu) / seconds}
+        started = time.perf_counter()
+        list(pool.map(lambda engine: engine.sample(requests, tokens), engines))
+        seconds = time.perf_counter() - started
+        after = list(pool.map(Engine.stand_by, engines))
+    return {"tokens_per_s": len(engines) * requests * tokens / seconds, "cores_after": sum(after)}
 
 
 def row(engines: int, requests: int, rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
     """Medians of one setting, e.g. of two engines with 16 requests each."""
     found: dict[str, float] = {"engines": engines, "requests": requests}
     for mode in MODES:
-        for key in ("tokens_per_s", "cores"):
+        for key in ("tokens_per_s", "cores_after"):
             found[f"{mode}_{key}"] = statistics.median(one[mode][key] for one in rounds)
-    found["speedup"] = statistics.median(
-        one["sleeping"]["tokens_per_s"] / one["looping"]["tokens_per_s"] for one in rounds
+    speeds = [one["sleeping"]["tokens_per_s"] / one["looping"]["tokens_per_s"] for one in rounds]
+    return found | {"speed": statistics.median(speeds)}
+
+
+def page(rows: Sequence[Mapping[str, float]], command: str, settings: Mapping[str, object]) -> str:
+    """The result as Markdown."""
+    columns = tuple(rows[0])
+    is_free = all(one["speed"] >= MIN_SPEED for one in rows)
+    return PAGE.format(
+        **settings,
+        command=command,
+        verdict=markdown.verdict(is_free),
+        table=markdown.table(columns, [[f"{one[column]:.3g}" for column in columns] for one in rows]),
     )
-    return found
+
+
+PAGE = """# How an engine's processes wait
+
+    {command}
+
+Engines of the tiny model on {cores} cores; {rounds} rounds of {tokens} tokens per request, medians.
+
+- Sleeping costs at most a twentieth of the speed: {verdict}.
+
+{table}
+
+- `looping`: an engine's core and its worker wait for each other as vLLM does by itself. `sleeping`: as ours do.
+- `cores_after`: cores that they use in the second after the last token. On a small machine the learner needs them.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints a table and writes the result; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, help="file for the result")
+    parser.add_argument("--page", type=Path, help="also write the result as Markdown")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each setting (default 9)")
     parser.add_argument("--tokens", type=int, default=100, help="tokens of each request (default 100)")
     options = parser.parse_args(arguments)
@@ -153,19 +187,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for _ in range(options.rounds):
                 one = {}
                 for mode in MODES:
-                    time.sleep(1.5)  # the other kind's engines are idle after a second, and then wait asleep too
                     one[mode] = measured(engines[mode][:count], requests, options.tokens)
                 rounds.append(one)
             rows.append(row(count, requests, rounds))
     finally:
         for engine in (*engines["looping"], *engines["sleeping"]):
             engine.close()
-    columns = tuple(rows[0])
-    print(markdown.table(columns, [[f"{one[column]:.3g}" for column in columns] for one in rows]))
     settings = {"cores": os.cpu_count(), "rounds": options.rounds, "tokens": options.tokens}
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps({"rows": rows, "settings": settings}, indent=1) + "\n", encoding="utf-8")
-    return 0
+    command = " ".join(["python -m scripts.bench.engine_waiting", *(sys.argv[1:] if arguments is None else arguments)])
+    text = page(rows, command, settings)
+    if options.page is not None:
+        options.page.write_text(text, encoding="utf-8")
+    print(text)
+    return 0 if all(one["speed"] >= MIN_SPEED for one in rows) else 1
 
 
 if __name__ == "__main__":
