@@ -6,9 +6,7 @@ Set here as well as in scripts/test.sh, so that a bare `pytest` behaves the same
 import os
 import secrets
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -38,9 +36,3 @@ def quickstart_data(request: pytest.FixtureRequest) -> None:
         from envs.prepare import main  # after the environment above
 
         assert main(["--out", str(Path(__file__).parent.parent / "data" / "quickstart")]) == 0
-
-
-@pytest.fixture(autouse=True)
-def steps_take_their_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`envs.check` counts what the event loop's thread computes: a busy machine makes no environment slow."""
-    monkeypatch.setattr("envs.check_clauses.time", SimpleNamespace(perf_counter=time.thread_time))
