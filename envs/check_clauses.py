@@ -251,7 +251,7 @@ async def branches_do_not_meet(trial: Trial) -> tuple[list[str], str]:
 
 
 async def is_quick(trial: Trial) -> tuple[list[str], str]:
-    """How long a reset and a step take, and whether a step holds up others. A busy machine makes it seem so at times."""
+    """How long a reset and a step take, and whether a step holds up others. On a busy machine it may only seem so."""
     await trial.play()  # whatever is loaded once
     for _ in range(QUICK_TRIES):
         note, blocked_s = await _timed(trial)
