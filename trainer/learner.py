@@ -9,6 +9,7 @@ method holds `LearnerGroup.turn` while it waits for the ranks; who waits for the
 """
 
 import math
+import re
 import socket
 import threading
 import time
@@ -57,6 +58,12 @@ class PushLink:
     """Longest wait for the engines in one part of a push."""
     join_timeout_s: float
     """Longest wait for them to join: they are loaded already, so one that takes longer is dead."""
+
+
+TRANSPORT = re.compile("gloo|nccl|connection", re.IGNORECASE)
+"""In the error of a rank that lost its connection to another one."""
+DEATH_S = 30.0
+"""So long Ray may take to notice that the other one died; of a node it learns in about 20 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,8 +357,9 @@ class LearnerGroup:
             try:
                 ray.get(done[0])
             except ray.exceptions.RayTaskError as error:
+                died = self._dead_peer(pending, calls, what) if TRANSPORT.search(str(error.cause)) else None
                 self.shutdown()
-                raise error.cause from error
+                raise RuntimeError(died) if died is not None else error.cause from error
             except ray.exceptions.RayError as error:
                 self.shutdown()
                 raise RuntimeError(
@@ -359,6 +367,22 @@ class LearnerGroup:
                 ) from error
         found: list[Any] = ray.get(list(calls))
         return found
+
+    def _dead_peer(self, pending: Sequence[Any], calls: Sequence[Any], what: str) -> str | None:
+        """Says which of the other ranks died: their partners see a broken connection, and sooner than Ray the death."""
+        until = time.monotonic() + DEATH_S
+        left = list(pending)
+        while left:
+            done, left = ray.wait(left, num_returns=1, timeout=max(until - time.monotonic(), 0.0))
+            if not done:
+                return None
+            try:
+                ray.get(done[0])
+            except ray.exceptions.RayTaskError:  # another partner
+                continue
+            except ray.exceptions.RayError as error:
+                return self._death(calls.index(done[0]), f"the learner waited for {what}", error)
+        return None
 
     def _death(self, index: int, when: str, error: ray.exceptions.RayError) -> str:
         where = f" ({self.places[index]})" if index < len(self.places) else ""

@@ -1,5 +1,7 @@
 """The learner through Ray and DeepSpeed on a micro model: splits, stages and ranks must not change the update."""
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +205,33 @@ def test_a_dead_rank_ends_the_wait(ranks: dict[int, list[Any]], model: Path) -> 
     group = start(ranks, config)
     ray.kill(group._ranks[1])
     with pytest.raises(RuntimeError, match=r"learner rank \d.* died while the learner waited for the learning phase: "):
+        group.train(packs(config, 1, SPLIT))
+
+
+def partner(dies: bool) -> Any:
+    """Stands in for a rank: its connection breaks, or its process ends a second after that of the other one broke."""
+
+    class Partner:  # in here, so that it travels by value
+        def train(self, *arguments: object) -> None:
+            if dies:
+                time.sleep(1.0)
+                os._exit(1)
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711")
+
+    return ray.remote(Partner).remote()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dies", "sentence"),
+    [(True, r"learner rank 1 died while .* phase: its process ended"), (False, "Connection closed by peer")],
+)
+def test_a_rank_that_died_is_named_and_not_the_connection_that_broke(
+    cluster: None, model: Path, dies: bool, sentence: str
+) -> None:
+    config = run_config(model, ranks=2)
+    group = LearnerGroup(config, [partner(False), partner(dies)])
+    with pytest.raises(RuntimeError, match=sentence):
         group.train(packs(config, 1, SPLIT))
 
 
