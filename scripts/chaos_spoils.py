@@ -31,10 +31,10 @@ NOTES = {
 }
 """What the note of a branch says that ended in this fault."""
 MARKS = {
-    "env_huge_text": ("[...]", "ledger/observations_cut"),
-    "env_not_utf8": (READ_AS, "ledger/observations_repaired"),
+    "env_huge_text": (r"a very long story.*\[\.\.\.\]", "ledger/observations_cut"),
+    "env_not_utf8": (re.escape(READ_AS), "ledger/observations_repaired"),
 }
-"""What agents see of a text, and the metric that counts such texts."""
+"""What agents see of a text, as a pattern (long passages of the corpus are cut too), and the metric that counts it."""
 WINDOW_STEPS = 4
 
 
@@ -76,10 +76,10 @@ def env_fault(job: Job, plan: Mapping[str, Strike], file: Path, fault: str, _cha
     mark, counter = MARKS[fault]
     longest = max((len(node.observation_ids) for record in trees for node in record.tree.nodes[1:]), default=0)
     claim(longest <= MAX_OBSERVATION_TOKENS, f"an observation has {longest} tokens")
-    read = sum(mark in text for text in seen)
-    claim(read == strikes, f"of {len(seen)} observations {read} have {mark!r}, and {strikes} were struck")
+    read = [text for text in seen if re.search(mark, text, re.DOTALL)]
+    claim(len(read) == strikes, f"of {len(seen)} observations {len(read)} have {mark!r}, and {strikes} were struck")
     claim(_sum(job, steps, counter) >= strikes, f"{counter} does not count them")
-    return f"{where} read {mark!r}, {longest} tokens at most"
+    return f"{where} read {read[0][:40]!a}, {longest} tokens at most"
 
 
 def last_step(plan: Mapping[str, Strike], fault: str) -> int:
