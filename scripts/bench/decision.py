@@ -13,7 +13,6 @@ first run that has no summary. The JSON is written after every run.
 """
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from scripts.bench.decision_readings import Measured, read_run
 from scripts.bench.decision_report import report
 from scripts.bench.learning import checkout, seeds_in
 from scripts.bench.learning_runs import Bench
+from scripts.bench.result_files import write, write_json
 from trainer.compose import compose
 from trainer.config.sentences import ConfigError
 
@@ -87,11 +87,10 @@ class Comparison:
         options = self._options
         result = self._header | report(self.measured, options.targets, self.gate)
         result |= {"failed": [asdict(failure) for failure in self.bench.failures]}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        write_json(options.json, result)
         if options.page and any(self.measured.values()):
             old = options.page.read_text(encoding="utf-8") if options.page.exists() else ""
-            options.page.write_text(page(result, old), encoding="utf-8")
+            write(options.page, page(result, old))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

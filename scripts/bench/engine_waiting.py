@@ -11,7 +11,6 @@ round. The exit code is 1 if sleeping costs more than a twentieth of the speed a
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import os
 import statistics
@@ -23,12 +22,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
-from rollout_workers.engine_settings import EngineSettings
+from rollout_workers.engine_settings import EngineSettings, set_environment
 from rollout_workers.types import Sampling
 from rollout_workers.weight_names import SLEEPING
 from scripts.bench import markdown
+from scripts.bench.result_files import write, write_json
 
 MODEL = Path("conf/model/tiny")
 PROMPT = tuple(range(5, 65))
@@ -81,14 +81,12 @@ def _serve(pipe: Connection, mode: str) -> None:
 async def _work(pipe: Connection, mode: str) -> None:
     from rollout_workers import engine as engines
 
+    def without_sleep(settings: EngineSettings) -> None:
+        set_environment(settings)
+        del os.environ[SLEEPING]
+
     if mode == "looping":
-        put_in_order = engines.set_environment
-
-        def without_sleep(settings: EngineSettings) -> None:
-            put_in_order(settings)
-            del os.environ[SLEEPING]
-
-        engines.set_environment = without_sleep
+        vars(engines)["set_environment"] = without_sleep
     engine = engines.GenerationEngine(EngineSettings(model=str(MODEL), kv_cache_gib=0.25))
     await _sampled(engine, 8, 16)
     pipe.send(0.0)
@@ -118,7 +116,7 @@ async def _sampled(engine: Any, requests: int, tokens: int) -> None:
 def _cpu_seconds() -> float:
     family = psutil.Process()
     times = [process.cpu_times() for process in (family, *family.children(recursive=True))]
-    return sum(time.user + time.system for time in times)
+    return float(sum(time.user + time.system for time in times))
 
 
 def measured(engines: Sequence[Engine], requests: int, tokens: int) -> dict[str, float]:
@@ -194,12 +192,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for engine in (*engines["looping"], *engines["sleeping"]):
             engine.close()
     settings = {"cores": os.cpu_count(), "rounds": options.rounds, "tokens": options.tokens}
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps({"rows": rows, "settings": settings}, indent=1) + "\n", encoding="utf-8")
+    write_json(options.json, {"rows": rows, "settings": settings})
     command = " ".join(["python -m scripts.bench.engine_waiting", *(sys.argv[1:] if arguments is None else arguments)])
     text = page(rows, command, settings)
     if options.page is not None:
-        options.page.write_text(text, encoding="utf-8")
+        write(options.page, text)
     print(text)
     return 0 if all(one["speed"] >= MIN_SPEED for one in rows) else 1
 

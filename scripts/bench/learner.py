@@ -30,6 +30,7 @@ from transformers.utils.logging import disable_progress_bar
 from scripts.bench import markdown
 from scripts.bench.learner_passes import LOSS, SHAPES, Pass, Shape, grow, peak_bytes
 from scripts.bench.learning import checkout
+from scripts.bench.result_files import write, write_json
 from scripts.bench.trl_side import PINS, TrlProcess
 from scripts.bench.wide_model import WORDS, write_wide_model
 
@@ -160,12 +161,6 @@ def page(settings: Mapping[str, object], rows: Sequence[Row]) -> str:
     return found + TRL_NOTE.format(pins=" with ".join(PINS), difference=worst)
 
 
-def write(path: Path, content: str) -> None:
-    """Writes a file, with its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content, encoding="utf-8")
-
-
 def settings_of(given: argparse.Namespace, arguments: Sequence[str]) -> Row:
     """What the JSON says about the whole measurement."""
     return {
@@ -213,7 +208,7 @@ def main() -> None:
             forests = [(shape, grow(shape, vocabulary)) for shape in SHAPES]
             trl = stack.enter_context(TrlProcess(model, forests, folder))
         rows = measure(model, SHAPES, given.repeats, trl)
-    write(given.json, json.dumps({"settings": settings, "shapes": rows}, indent=1) + "\n")
+    write_json(given.json, {"settings": settings, "shapes": rows})
     if given.page is not None:
         write(given.page, page(settings, rows))
     print(table(rows))

@@ -12,7 +12,6 @@ policy's at temperature 1.
 """
 
 import argparse
-import json
 import os
 import shlex
 import subprocess
@@ -24,6 +23,7 @@ from pathlib import Path
 from scripts.bench.learning_curves import Curve, matched_roots
 from scripts.bench.learning_report import report
 from scripts.bench.learning_runs import Bench, on_experiment
+from scripts.bench.result_files import write_json
 from trainer.compose import compose
 from trainer.config.sentences import ConfigError
 
@@ -95,8 +95,7 @@ def compare(options: argparse.Namespace, arguments: Sequence[str]) -> int:
             if found := bench.curve_of(f"{arm}-seed{seed}", arm, seed, overrides):
                 curves.append(found)
             result = header | report(curves) | {"failed": [asdict(failure) for failure in bench.failures]}
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+            write_json(options.json, result)
     if options.png and curves:
         from scripts.bench.learning_plot import draw
 

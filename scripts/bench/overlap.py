@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from scripts.bench.result_files import write_json
 from trainer.run_folder import read_metrics
 
 SHARED = ("experiment=quickstart", "cluster=local", "logger=none", "resume=never", "evaluation.every=0")
@@ -101,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
     result = {"settings": settings, "cpu_cores": len(os.sched_getaffinity(0)), **arms}
     result |= compared(arms["synchronous"], arms["overlapped"])
-    options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(options.json, result)
     print(json.dumps(result, indent=2))
     return 0
 

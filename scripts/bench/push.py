@@ -11,7 +11,6 @@ longer, so that its shares are rather too high than too low. The exit code is 1 
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -31,6 +30,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from scripts.bench import markdown
 from scripts.bench.push_wires import Socket, copy_seconds
+from scripts.bench.result_files import write, write_json
 from trainer.cluster import connect
 from trainer.compose import compose
 from trainer.packing import pack_forest
@@ -179,12 +179,6 @@ socket.
 """
 
 
-def write(path: Path, content: str) -> None:
-    """Writes a file, with its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content, encoding="utf-8")
-
-
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -218,7 +212,7 @@ def main() -> int:
     largest = max(rows, key=lambda one: int(str(one["bytes"])))
     reached = goals(largest)
     result = {**largest, "models": rows, "goals": reached, "settings": settings}
-    write(given.json, json.dumps(result, indent=1) + "\n")
+    write_json(given.json, result)
     if given.page is not None:
         command = " ".join(["python -m scripts.bench.push", *sys.argv[1:]])
         write(given.page, PAGE.format(**settings, command=command, verdicts=verdicts(largest), table=table(rows)))

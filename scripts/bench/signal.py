@@ -37,6 +37,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from envs.registry import make_env
+from scripts.bench import result_files
 from scripts.bench.learning_runs import on_experiment
 from scripts.bench.rollout_runs import Bench
 from scripts.bench.signal_arms import REFERENCE, Row, Study
@@ -107,11 +108,10 @@ def write(row: Row, options: argparse.Namespace) -> None:
     """Puts an entry into the result and, if there is one, the page."""
     known = json.loads(options.json.read_text())["configs"] if options.json.exists() else []
     result = _plain({"configs": merged(known, row)})
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    result_files.write_json(options.json, result)
     if options.page:
         old = options.page.read_text() if options.page.exists() else ""
-        options.page.write_text(page(result, old))
+        result_files.write(options.page, page(result, old))
     print(f"{row['label']}, {row['turns']} turns: {row['tasks']} tasks written", flush=True)
 
 
