@@ -32,6 +32,7 @@ def connect(config: RunConfig) -> None:
                 "the variable, or choose cluster=local for a private one."
             ]
         )
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else a line of its own may come after the run's last one
     import ray
 
     try:
