@@ -5,17 +5,15 @@ The nodes share the file system, as real ones must share the folders of data, mo
 
 import re
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from real_runs import ROOT, Run, Watch, is_logged, summary_of, until
+from real_runs import Run, Watch, is_logged, summary_of, until
+from search_server import search
 
-from envs.retrieval_server import Handler, RetrievalServer
-from envs.retriever import LocalRetriever
 from scripts.processes import command_of
 from trainer.forest_file import read_forest
 
@@ -52,25 +50,6 @@ def places(output: str) -> dict[str, str]:
     return {f"{kind}-{number}": address for kind, number, _, address, _ in found}
 
 
-@contextmanager
-def search(is_held: Callable[[], bool]) -> Iterator[list[str]]:
-    """Settings for a retrieval server in a thread of this process, which answers no search while `is_held()`."""
-
-    class Held(Handler):
-        def do_POST(self) -> None:
-            until(lambda: not is_held(), 150)
-            super().do_POST()
-
-    retriever = LocalRetriever.from_file(ROOT / "data" / "quickstart" / "corpus.jsonl")
-    with RetrievalServer("127.0.0.1", 0, retriever) as server:
-        server.RequestHandlerClass = Held
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/retrieve"
-        limits = ["env.max_tool_seconds=200", "env.retriever.timeout_s=190"]
-        yield ["env=search_http", f"env.retriever.url={url}", "env.topk=1", *limits]
-        server.shutdown()
-
-
 def test_ranks_on_one_node_actors_on_two_and_one_of_them_lost_in_mid_collection(
     cluster: Any, watch: Watch, tmp_path: Path
 ) -> None:
@@ -78,10 +57,16 @@ def test_ranks_on_one_node_actors_on_two_and_one_of_them_lost_in_mid_collection(
     settings = ["learner.ranks=2", "rollout.actors=2", "cluster.strategy=SPREAD", "cluster.learner=same_node"]
     shape = ["steps=3", "tree.roots=4", "tree.nodes_per_round=3", "tree.rounds=2"]
     here = {"RAY_ADDRESS": cluster.address}
+    patience = ["env.max_tool_seconds=200", "env.retriever.timeout_s=190"]
     is_lost = threading.Event()
+
+    def wait() -> None:
+        """After the first step no search is answered before the actor is lost."""
+        until(lambda: is_lost.is_set() or not is_logged(tmp_path / "nodes", 1), 150)
+
     with (
-        search(lambda: is_logged(tmp_path / "nodes", 1) and not is_lost.is_set()) as found,
-        Run(tmp_path, "nodes", *settings, *shape, *found, cluster="any", environment=here) as run,
+        search(wait) as found,
+        Run(tmp_path, "nodes", *settings, *shape, *found, *patience, cluster="any", environment=here) as run,
     ):
         run.wait_for_step(1)
         where = places(run.output)

@@ -1,7 +1,6 @@
 """A real run whose forests are collected ahead: under `push.mode` keep until Ctrl-C, then resumed under drain."""
 
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from itertools import groupby
@@ -9,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_runs import ROOT, Run, Watch, metrics_of, summary_of, until
+from real_runs import Run, Watch, metrics_of, summary_of, until
+from search_server import search
 
-from envs.retrieval_server import Handler, RetrievalServer
-from envs.retriever import LocalRetriever
 from rollout_workers.types import Tree
 from trainer.checkpoint import step_of, written
 
@@ -26,28 +24,14 @@ SETTINGS = [
     "logger.sample_trees=99",
 ]
 LEAVES, TREES = 4 * 12, 4 * 4
-
-
 SEARCH_S = 1.0
 """So long takes a search, whatever the machine: a push must come while branches are still growing."""
 
 
-class SlowHandler(Handler):
-    def do_POST(self) -> None:
-        time.sleep(SEARCH_S)
-        super().do_POST()
-
-
 @pytest.fixture(scope="module")
-def search() -> Iterator[list[str]]:
-    """Settings for a retrieval server in a thread of this process."""
-    retriever = LocalRetriever.from_file(ROOT / "data" / "quickstart" / "corpus.jsonl")
-    with RetrievalServer("127.0.0.1", 0, retriever) as server:
-        server.RequestHandlerClass = SlowHandler
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/retrieve"
-        yield ["env=search_http", f"env.retriever.url={url}", "env.topk=1"]
-        server.shutdown()
+def slow_search() -> Iterator[list[str]]:
+    with search(lambda: time.sleep(SEARCH_S)) as settings:
+        yield settings
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +70,8 @@ def check_step(folder: Path, line: dict[str, Any]) -> None:
     assert versions <= {step - 2, step - 1}, "step k trains version k - 1"
 
 
-def test_frozen_branches_go_on_and_ctrl_c_ends_both_threads(runs: Path, search: list[str]) -> None:
-    settings = ["steps=500", "push.mode=keep", *search, *SETTINGS]
+def test_frozen_branches_go_on_and_ctrl_c_ends_both_threads(runs: Path, slow_search: list[str]) -> None:
+    settings = ["steps=500", "push.mode=keep", *slow_search, *SETTINGS]
     with Run(runs, "ahead", *settings) as run, Watch(run.process.pid) as watch:
         run.wait_for_step(4)
         run.until(lambda: mixed(run.folder), 300)  # branches went on with new weights
@@ -105,9 +89,11 @@ def test_frozen_branches_go_on_and_ctrl_c_ends_both_threads(runs: Path, search: 
     assert [line["step"] for line in metrics_of(run.folder) if "eval/success" in line][:3] == [0, 2, 4]
 
 
-def test_a_resumed_run_collects_anew_and_no_branch_has_two_versions_under_drain(runs: Path, search: list[str]) -> None:
+def test_a_resumed_run_collects_anew_and_no_branch_has_two_versions_under_drain(
+    runs: Path, slow_search: list[str]
+) -> None:
     before = step_of(written(runs / "ahead" / "checkpoints")[-1])
-    with Run(runs, "ahead", f"steps={before + 4}", "push.mode=drain", *search, *SETTINGS) as run:
+    with Run(runs, "ahead", f"steps={before + 4}", "push.mode=drain", *slow_search, *SETTINGS) as run:
         output = run.finish()
     assert "ActorDiedError" not in output
     assert f"after step {before}" in output
