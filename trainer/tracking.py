@@ -149,6 +149,8 @@ class Tracker:
             _end_service()
 
     def _start(self, folder: RunFolder, options: Mapping[str, Any], known: str | None) -> None:
+        # What wandb reports of its own errors would hold up the end of a run while its server is silent.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         id_file = folder.wandb / "run-id.txt"
