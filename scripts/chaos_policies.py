@@ -38,8 +38,8 @@ def ahead(stage: Stage) -> None:
 
 def falls_silent(job: Job, server: WandbServer, chance: random.Random) -> str:
     """W&B answers no more: steps go on; at the end W&B is waited for as long as promised, and a warning says so."""
-    claim(server.asked, "W&B was not asked for anything")
     when = job.moment(chance)
+    claim(server.asked, "W&B was not asked for anything")
     server.fall_silent()
     job.wait_for_step(job.step + STEPS_AFTER)
     return f"after {server.asked} answers silent from {when} on; {STEPS_AFTER} steps were trained meanwhile"
