@@ -9,7 +9,6 @@ method holds `LearnerGroup.turn` while it waits for the ranks; who waits for the
 """
 
 import math
-import re
 import socket
 import threading
 import time
@@ -23,7 +22,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rollout_workers.adapters import AdapterFile
-from rollout_workers.deaths import cause, last_line
+from rollout_workers.deaths import cause, dead_peer, last_line
 from rollout_workers.places import Place
 from trainer.checkpoint_manifest import FileSum, receipts
 from trainer.config import RunConfig
@@ -58,12 +57,6 @@ class PushLink:
     """Longest wait for the engines in one part of a push."""
     join_timeout_s: float
     """Longest wait for them to join: they are loaded already, so one that takes longer is dead."""
-
-
-TRANSPORT = re.compile("gloo|nccl|connection", re.IGNORECASE)
-"""In the error of a rank that lost its connection to another one."""
-DEATH_S = 30.0
-"""So long Ray may take to notice that the other one died; of a node it learns in about 20 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,7 +339,7 @@ class LearnerGroup:
 
     def _wait(self, calls: Sequence[Any], what: str, limit_s: float) -> list[Any]:
         """Results of all calls; on the first error or when time is up all ranks are ended and it is raised."""
-        pending, until = list(calls), time.monotonic() + limit_s
+        pending, until, when = list(calls), time.monotonic() + limit_s, f"the learner waited for {what}"
         while pending:
             done, pending = ray.wait(pending, num_returns=1, timeout=max(until - time.monotonic(), 0.0))
             if not done:
@@ -357,32 +350,16 @@ class LearnerGroup:
             try:
                 ray.get(done[0])
             except ray.exceptions.RayTaskError as error:
-                died = self._dead_peer(pending, calls, what) if TRANSPORT.search(str(error.cause)) else None
+                dead = dead_peer(error.cause, pending)
                 self.shutdown()
-                raise RuntimeError(died) if died is not None else error.cause from error
+                if dead is None:
+                    raise error.cause from error
+                raise RuntimeError(self._death(calls.index(dead[0]), when, dead[1])) from error
             except ray.exceptions.RayError as error:
                 self.shutdown()
-                raise RuntimeError(
-                    self._death(calls.index(done[0]), f"the learner waited for {what}", error)
-                ) from error
+                raise RuntimeError(self._death(calls.index(done[0]), when, error)) from error
         found: list[Any] = ray.get(list(calls))
         return found
-
-    def _dead_peer(self, pending: Sequence[Any], calls: Sequence[Any], what: str) -> str | None:
-        """Says which of the other ranks died: their partners see a broken connection, and sooner than Ray the death."""
-        until = time.monotonic() + DEATH_S
-        left = list(pending)
-        while left:
-            done, left = ray.wait(left, num_returns=1, timeout=max(until - time.monotonic(), 0.0))
-            if not done:
-                return None
-            try:
-                ray.get(done[0])
-            except ray.exceptions.RayTaskError:  # another partner
-                continue
-            except ray.exceptions.RayError as error:
-                return self._death(calls.index(done[0]), f"the learner waited for {what}", error)
-        return None
 
     def _death(self, index: int, when: str, error: ray.exceptions.RayError) -> str:
         where = f" ({self.places[index]})" if index < len(self.places) else ""
