@@ -2,7 +2,7 @@
 
 Its loop consumes work items from the scheduler and produces branch results. Results are answered with new work; it
 asks for more while it has room, and so waits for free capacity (freed by its own branches) and for work (`pull` returns
-after `poll_s` at the latest). A failure of the engine ends the loop with
+after `PULL_WAIT_S` at the latest). A failure of the engine ends the loop with
 that error: the driver sees it, and the scheduler gives the branches to others.
 """
 
@@ -28,6 +28,7 @@ from rollout_workers.places import Place
 from rollout_workers.text_likeness import text_likeness
 from rollout_workers.timed_policy import TimedPolicy
 from rollout_workers.types import BranchResult, Completion, Ledger, Sampling, WorkItem
+from rollout_workers.waiting import PULL_WAIT_S
 
 AUDIT_LOOKS = 100
 AUDIT_LOOK_S = 0.02
@@ -45,7 +46,6 @@ class ActorSettings:
     env_timeout_s: float
     turn_timeout_s: float
     """Longest wait for one agent step of the engine, without the time in which a push has it frozen."""
-    poll_s: float = 2.0
     progress_s: float = 5.0
     """So often the scheduler is told which branches have made a step."""
 
@@ -84,8 +84,8 @@ class RolloutActor:
         """The branches in flight, each with its item's id."""
         self._room = asyncio.Event()
         """Set whenever a branch has ended."""
-        self._asking = asyncio.Lock()
-        """Held while the scheduler is asked for as many branches as there is room for, so that nobody else asks."""
+        self._pulls = self._pushes = False
+        """Whether such a call is on its way."""
         self._stepped: set[str] = set()
         """Items whose branches have made a step that the scheduler was not told of."""
         self._finished: asyncio.Queue[BranchResult] = asyncio.Queue()
@@ -127,17 +127,19 @@ class RolloutActor:
 
     async def _pull(self, scheduler: Any, group: asyncio.TaskGroup) -> None:
         while True:
-            async with self._asking:
-                self._room.clear()
-                if self._asks_by_itself:
-                    self._begin(await scheduler.pull.remote(self._name, self._free, self._settings.poll_s), group)
-            if not self._asks_by_itself:
+            self._room.clear()
+            if self._asks_by_itself:
+                self._pulls = True
+                items = await scheduler.pull.remote(self._name, self._free, PULL_WAIT_S)
+                self._pulls = False
+                self._begin(items, group)
+            else:
                 await self._room.wait()
 
     @property
     def _asks_by_itself(self) -> bool:
-        """Whether there is room that no push will ask for."""
-        return self._free > 0 and self._finished.empty()
+        """Whether there is room that no push asks for."""
+        return self._free > 0 and self._finished.empty() and not self._pushes
 
     def _begin(self, items: Sequence[WorkItem], group: asyncio.TaskGroup) -> None:
         for item in items:
@@ -162,18 +164,12 @@ class RolloutActor:
             results = [await self._finished.get()]
             while not self._finished.empty():
                 results.append(self._finished.get_nowait())
-            if self._asking.locked():
-                await self._give(scheduler, results, 0)
-                continue
-            async with self._asking:
-                self._begin(await self._give(scheduler, results, self._free), group)
+            self._pushes = True
+            busy_s = self._policy.take_busy_s()
+            items = await scheduler.push.remote(Parcel(results), busy_s, self._name, self._free, self._pulls)
+            self._pushes = False
+            self._begin(items, group)
             self._room.set()
-
-    async def _give(self, scheduler: Any, results: Sequence[BranchResult], capacity: int) -> list[WorkItem]:
-        work: list[WorkItem] = await scheduler.push.remote(
-            Parcel(results), self._policy.take_busy_s(), self._name, capacity
-        )
-        return work
 
     async def _tell_progress(self, scheduler: Any) -> None:
         while True:

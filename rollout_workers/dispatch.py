@@ -11,9 +11,10 @@ from dataclasses import replace
 from rollout_workers.leases import Leases
 from rollout_workers.queues import Branch, Queues, TaskState
 from rollout_workers.types import WorkItem
+from rollout_workers.waiting import PULL_WAIT_S
 
-SILENCE_S = 5.0
-"""After so long without a pull, nothing is kept for an actor any more on account of the room it had."""
+SILENCE_S = 1.5 * PULL_WAIT_S
+"""After so long without a word, nothing is kept for an actor any more on account of the room it had."""
 
 
 class Dispatch:

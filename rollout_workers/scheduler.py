@@ -1,10 +1,10 @@
 """The TreeScheduler actor: one `Collection` at a time behind a pull/push protocol.
 
-Light by design: no torch, no vllm. A busy actor gets new work as the answer to its results (`push`), so that one call
-does both. Who waits for whom: rollout actors wait in `pull` until there is work for them
-(`push`, `begin`, `actor_lost`, `open_gate` and run-out leases bring some), or for `wait_s`; the driver waits in `wait`
-until the collection is complete and in `drain` until no branch is out, each woken by `push`, or for `wait_s`. Nothing
-here waits without a limit.
+Light by design: no torch, no vllm. A message costs as much as several branches in it, so there are few: a busy actor
+gets new work as the answer to its results (`push`), also while a `pull` of it waits, which then goes on waiting. Who
+waits for whom: rollout actors wait in `pull` until there is work for them (`push`, `begin`, `actor_lost`, `open_gate`
+and run-out leases bring some), or for `wait_s`; the driver waits in `wait` until the collection is complete and in
+`drain` until no branch is out, each woken by `push`, or for `wait_s`. Nothing here waits without a limit.
 
 New work goes to the waiting actor that holds its task. What that one has no room for goes to others, those that run
 nothing first; so does what a much busier actor has room for (`Collection.relieve`).
@@ -143,13 +143,19 @@ class TreeScheduler:
             await self._notify()
 
     async def push(
-        self, results: Sequence[BranchResult], busy_s: float = 0.0, actor: str | None = None, capacity: int = 0
+        self,
+        results: Sequence[BranchResult],
+        busy_s: float = 0.0,
+        actor: str | None = None,
+        capacity: int = 0,
+        pulls: bool = False,
     ) -> list[WorkItem]:
         """Takes finished branches; of duplicates and of leftovers of an earlier collection only the cost is kept.
 
-        Returns at most `capacity` items of new work for `actor`, without waiting for any; an actor that has a `pull`
-        on its way asks for none here. `busy_s`: seconds in which the actor's engine had at least one request, since its
-        push before this one. `actor` is who pushes, as the watchdog names it.
+        Returns at most `capacity` items of new work for `actor`, the room that it has now, without waiting for any.
+        `pulls`: a `pull` of it is on its way. It gets nothing here if that waits no longer: its answer may fill the
+        room. An actor sends no pull while its push is on its way. `busy_s`: seconds in which the actor's engine had at
+        least one request, since its push before this one. `actor` is who pushes, as the watchdog names it.
         """
         now = self._last_push = time.monotonic()
         if actor is not None and actor not in self._lost:
@@ -161,15 +167,25 @@ class TreeScheduler:
                 discard(result, self._late)
             return []
         collection.overhead.engine_busy_s += busy_s
+        pull = self._waiting.take_out(actor) if actor is not None and capacity else None
         self._take_back(collection, results)
         items: list[WorkItem] = []
-        if actor is not None and capacity and actor not in self._lost:
+        if actor is not None and capacity and (pull or not pulls) and actor not in self._lost:
             collection.hear(actor, capacity, now)
             items = self._assign(actor, capacity)
+        if pull is not None:
+            self._wait_on(collection, pull, capacity - len(items))
         self._serve()
         if collection.is_complete or not collection.leases:
             await self._notify()
         return Parcel(items) if items else []
+
+    def _wait_on(self, collection: Collection, pull: WaitingPull, capacity: int) -> None:
+        """The pull waits for work for the room that is left, if any is."""
+        pull.capacity = capacity
+        self._waiting.enter(pull, is_idle=not collection.held(pull.actor))
+        if not capacity:
+            self._waiting.answer(pull.actor, [])
 
     async def progressed(self, actor: str, item_ids: Sequence[str]) -> None:
         """These branches made a step on `actor` since it said so last: their leases begin anew."""

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from rollout_workers.types import WorkItem
 
+PULL_WAIT_S = 10.0
+"""A pull waits so long for work; then its actor asks again."""
+
 
 @dataclass(slots=True, eq=False)
 class WaitingPull:
@@ -16,6 +19,7 @@ class WaitingPull:
 
     actor: str
     capacity: int
+    """Branches that the actor has room for, without those that it was given since by other ways."""
     answer: "asyncio.Future[list[WorkItem]]"
 
 
@@ -38,6 +42,10 @@ class WaitingPulls:
         """The pull of `actor` that waits."""
         return self._idle.get(actor) or self._roomy.get(actor)
 
+    def take_out(self, actor: str) -> WaitingPull | None:
+        """The pull of `actor`, which leaves its line without an answer."""
+        return self._idle.pop(actor, None) or self._roomy.pop(actor, None)
+
     def next(self) -> WaitingPull | None:
         """The pull to serve first."""
         line = self._idle or self._roomy
@@ -58,7 +66,7 @@ class WaitingPulls:
 
     def answer(self, actor: str, items: list[WorkItem]) -> None:
         """Ends the wait of this actor's pull, if it has one."""
-        pull = self._idle.pop(actor, None) or self._roomy.pop(actor, None)
+        pull = self.take_out(actor)
         if pull is not None and not pull.answer.done():
             pull.answer.set_result(items)
 

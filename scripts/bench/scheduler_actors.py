@@ -19,12 +19,16 @@ import ray
 from envs.pickling import Parcel
 from envs.types import EndReason
 from rollout_workers.types import BranchResult, Ledger, NewNode, Node, WorkItem
+from rollout_workers.waiting import PULL_WAIT_S
 
 TURN_TOKENS, OBSERVATION_TOKENS, PROMPT_TOKENS, STATE_BYTES = 20, 60, 100, 200
 """Sizes of the made-up branches."""
 POOL = 128
 """Different ready-made branches per slot. What a message holds twice is pickled once, so it must hold nothing twice."""
-PULL_WAIT_S = 2.0
+FULL_BRANCHES = 32
+"""Of a load that the scheduler can't follow: branches that an actor runs at the same time. 100,000 branches give each
+of 1,024 actors as many first chains, so all have equally many at hand, and the messages of few and of many actors carry
+equally much."""
 PACED_BRANCHES, PACED_ITEMS_PER_ACTOR = 8, 48
 """Of a load that the scheduler can follow: branches that an actor runs at the same time, and in all."""
 
@@ -127,7 +131,8 @@ class SimulatedActor:
     changed_at: float = field(default_factory=time.monotonic)
     room: asyncio.Event = field(default_factory=asyncio.Event)
     output: asyncio.Event = field(default_factory=asyncio.Event)
-    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    pulls: bool = False
+    pushes: bool = False
 
     async def work(self, scheduler: Any) -> None:
         """Runs until it is cancelled."""
@@ -141,17 +146,15 @@ class SimulatedActor:
 
     async def _pull(self, scheduler: Any) -> None:
         while True:
-            async with self.asking:
-                self.room.clear()
-                if self._asks_by_itself:
-                    self.count.pulls += 1
-                    self._begin(await scheduler.pull.remote(self.name, self._free, PULL_WAIT_S))
-            if not self._asks_by_itself:
+            self.room.clear()
+            if self._free > 0 and not self.finished and not self.pushes:
+                self.count.pulls += 1
+                self.pulls = True
+                items = await scheduler.pull.remote(self.name, self._free, PULL_WAIT_S)
+                self.pulls = False
+                self._begin(items)
+            else:
                 await self.room.wait()
-
-    @property
-    def _asks_by_itself(self) -> bool:
-        return self._free > 0 and not self.finished
 
     def _begin(self, items: Sequence[WorkItem]) -> None:
         loop = asyncio.get_running_loop()
@@ -177,18 +180,13 @@ class SimulatedActor:
         while True:
             await self.output.wait()
             self.output.clear()
-            if self.asking.locked():
-                await self._give(scheduler, 0)
-                continue
-            async with self.asking:
-                self._begin(await self._give(scheduler, self._free))
+            results, self.finished = self.finished, []
+            self.count.pushes += 1
+            self.pushes = True
+            items = await scheduler.push.remote(Parcel(results), 0.0, self.name, self._free, self.pulls)
+            self.pushes = False
+            self._begin(items)
             self.room.set()
-
-    async def _give(self, scheduler: Any, capacity: int) -> list[WorkItem]:
-        results, self.finished = self.finished, []
-        self.count.pushes += 1
-        work: list[WorkItem] = await scheduler.push.remote(Parcel(results), 0.0, self.name, capacity)
-        return work
 
     def settle(self) -> ActorCount:
         """Counts up to now."""
