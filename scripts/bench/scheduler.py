@@ -2,17 +2,18 @@
 
     python -m scripts.bench.scheduler --json OUT.json [--page OUT.md] [--actors 8,64,256,1024] [--items 100000]
 
-Two collections per number of actors. `full`: branches so short that the actors together could do several times more
-than the scheduler can hand out, so that the scheduler is what is measured; all of `--items`. `paced`: branches with
-a long tail at a rate that the scheduler can follow, at most 48 per actor; for idleness, tail and fairness.
+Two kinds of collections per number of actors. `full`: branches so short that the actors together could do several times
+more than the scheduler can hand out, so that the scheduler is what is measured; all of `--items`, with all numbers of
+actors in turn, `--rounds` times, of which the medians count. `paced`: branches with a long tail at a rate that the
+scheduler can follow, at most 48 per actor; for idleness, tail and fairness; once.
 The cost of an assignment is CPU time of the scheduler's process (all of its threads: unpickling results, growing trees,
 handing out, pickling items), from `begin` to the last result. The exit code is 1 if a goal was missed.
 """
 
 import argparse
-import json
 import os
 import platform
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -30,15 +31,21 @@ from rollout_workers.collection import CollectionSpec
 from rollout_workers.growth import TreeRules
 from rollout_workers.scheduler import Harvest, start_scheduler
 from rollout_workers.types import Sampling
-from scripts.bench.scheduler_actors import PACED_BRANCHES, PACED_ITEMS_PER_ACTOR, ActorCount, Load, start_host
+from scripts.bench.result_files import write, write_json
+from scripts.bench.scheduler_actors import (
+    FULL_BRANCHES,
+    PACED_BRANCHES,
+    PACED_ITEMS_PER_ACTOR,
+    ActorCount,
+    Load,
+    start_host,
+)
 from scripts.bench.scheduler_page import goals, page
 
 ACTORS = (8, 64, 256, 1024)
 RULES = TreeRules(roots=2, nodes_per_round=2, rounds=1)
 """6 branches per task: 2 first chains, then 2 expansions of each tree."""
-FULL_BRANCHES = 64
-"""Branches that one actor of `full` runs at the same time."""
-FULL_RATE = 20_000
+FULL_RATE = 50_000
 """Branches per second that the actors of `full` could do."""
 PACED_RATE = 1_500
 """Branches per second that the actors of `paced` do when none is idle."""
@@ -207,8 +214,14 @@ def paced(actors: int, items: int, seed: int, hosts: int) -> Measured:
     return measure(f"paced-{actors}", load, actors, tasks_for(min(items, actors * PACED_ITEMS_PER_ACTOR)), hosts)
 
 
-def summary(fulls: Sequence[Row], paces: Sequence[Row]) -> dict[str, Any]:
-    """The content of the JSON file: one entry per number of actors in every list."""
+def medians(rows: Sequence[Row]) -> Row:
+    """Of several collections the median of each figure."""
+    return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+
+
+def summary(rounds: Sequence[Sequence[Row]], paces: Sequence[Row]) -> dict[str, Any]:
+    """The content of the JSON file: one entry per number of actors in every list. `rounds`: of `full`."""
+    fulls = [medians(rows) for rows in zip(*rounds, strict=True)]
     costs = [row["cost_per_assignment_us"] for row in fulls]
     return {
         "actors": [int(row["actors"]) for row in fulls],
@@ -221,7 +234,8 @@ def summary(fulls: Sequence[Row], paces: Sequence[Row]) -> dict[str, Any]:
         "idle_share_before_tail": [row["idle_share_before_tail"] for row in paces],
         "tail_s": [row["tail_s"] for row in paces],
         "fairness": [row["fairness"] for row in paces],
-        "full": list(fulls),
+        "full": fulls,
+        "rounds": [list(rows) for rows in rounds],
         "paced": list(paces),
         "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "ray": ray.__version__},
     }
@@ -234,28 +248,30 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--page", type=Path, help="also write the result as Markdown")
     parser.add_argument("--actors", type=lambda text: [int(part) for part in text.split(",")], default=list(ACTORS))
     parser.add_argument("--items", type=int, default=100_000, help="branches per collection")
+    parser.add_argument("--rounds", type=int, default=3, help="collections of `full` per number of actors")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hosts", type=int, default=1, help="processes that share the simulated actors")
     options = parser.parse_args(arguments)
-    targets = [path for path in (options.json, options.page) if path is not None]
-    for path in targets:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    if options.rounds < 1:
+        parser.error(f"--rounds must be at least 1, not {options.rounds}")
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    rows: dict[str, list[Row]] = {"full": [], "paced": []}
-    try:
+
+    def each(name: str, run: Callable[[int, int, int, int], Measured]) -> list[Row]:
+        rows = []
         for actors in options.actors:
-            for name, run in (("full", full), ("paced", paced)):
-                row = run(actors, options.items, options.seed, options.hosts).row()
-                rows[name].append(row)
-                print(f"{name:6}", "  ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True)
+            rows.append(row := run(actors, options.items, options.seed, options.hosts).row())
+            print(f"{name:6}", "  ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True)
+        return rows
+
+    try:
+        rounds = [each("full", full) for _ in range(options.rounds)]
+        result = summary(rounds, each("paced", paced))
     finally:
         ray.shutdown()
-    result = summary(rows["full"], rows["paced"])
     reached = goals(result)
-    options.json.write_text(json.dumps(result | {"goals": reached}, indent=1) + "\n", encoding="utf-8")
+    write_json(options.json, result | {"goals": reached})
     if options.page is not None:
-        command = " ".join(["python -m scripts.bench.scheduler", *arguments])
-        options.page.write_text(page(result, command), encoding="utf-8")
+        write(options.page, page(result, " ".join(["python -m scripts.bench.scheduler", *arguments])))
     print(reached)
     return 0 if all(reached.values()) else 1
 

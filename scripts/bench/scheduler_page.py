@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench import markdown
-from scripts.bench.scheduler_actors import PACED_BRANCHES, PACED_ITEMS_PER_ACTOR
+from scripts.bench.scheduler_actors import FULL_BRANCHES, PACED_BRANCHES, PACED_ITEMS_PER_ACTOR
 
 Row = Mapping[str, float]
 
@@ -48,13 +48,14 @@ environment. Everything on one machine with {cpus} cores, Python {python}, Ray {
 ## More than it can take
 
 Branches so short that the actors together could do several times more than the scheduler hands out, so that the
-scheduler is what is measured.
+scheduler is what is measured. {rounds}
 
 {full}
 
 The cost is CPU time of the scheduler's process: unpickling results, growing trees, handing out, pickling, and what each
-message costs, of which more actors send more. Memory is that process's when the last branch is back, all trees of the
-collection in it.
+message costs, the more the fewer branches it carries. So each actor runs at most {slots} branches here, as many as
+there are first chains for each of 1,024 actors: with few actors a message carries no more than with many. Memory is
+that process's when the last branch is back, all trees of the collection in it.
 
 ## At a pace that it can follow
 
@@ -85,6 +86,8 @@ def page(result: Mapping[str, Any], command: str) -> str:
         actors=", ".join(map(str, result["actors"])),
         **{key: result["machine"][key] for key in ("cpus", "python", "ray")},
         goals="\n".join(f"- {line}" for line in _verdicts(result)),
+        rounds=f"Medians of {len(result['rounds'])} collections each, all numbers of actors in turn.",
+        slots=FULL_BRANCHES,
         full=table(result["full"], FULL),
         paced=table(result["paced"], PACED),
         cap=PACED_ITEMS_PER_ACTOR,

@@ -98,13 +98,14 @@ def test_summary_compares_the_cost_of_few_and_many_actors():
         for n, cost in ((8.0, 100.0), (64.0, 130.0))
     ]
     paced = [{"idle_share": 0.25, "idle_share_before_tail": 0.0, "tail_s": 1.0, "fairness": 0.5}] * 2
-    summary = bench.summary(rows, paced)
+    summary = bench.summary([rows, rows], paced)
     assert summary["actors"] == [8, 64]
     assert summary["flatness"] == 1.3
     assert summary["idle_share"] == [0.25, 0.25]
     assert goals(summary) == {"assignments_5000_per_s": True, "cost_flat_within_1.5": True}
     rows[1]["cost_per_assignment_us"], rows[0]["assignments_per_s"] = 151.0, 4999.0
-    assert goals(bench.summary(rows, paced)) == {"assignments_5000_per_s": False, "cost_flat_within_1.5": False}
+    assert goals(bench.summary([rows], paced)) == {"assignments_5000_per_s": False, "cost_flat_within_1.5": False}
+    assert bench.medians([{"x": 5.0, "y": 1.0}, {"x": 1.0, "y": 7.0}, {"x": 2.0, "y": 3.0}]) == {"x": 2.0, "y": 3.0}
     assert bench.jain([3, 3, 3]) == 1.0
     assert bench.jain([4, 0, 0, 0]) == 0.25
 
@@ -112,8 +113,9 @@ def test_summary_compares_the_cost_of_few_and_many_actors():
 def test_the_page_says_how_much_was_run_and_whether_the_goals_were_reached():
     full = dict.fromkeys(FULL, 0.5) | {"actors": 8.0, "items": 300.0, "assignments_per_s": 9876.0}
     paced = dict.fromkeys(PACED, 0.25) | {"actors": 8.0, "items": 384.0}
-    result = bench.summary([full], [paced])
+    result = bench.summary([[full]] * 5, [paced])
     text = page(result, "the command")
+    assert "Medians of 5 collections each" in text
     assert "At most 48 branches per actor, each actor running 8 at a time" in text
     assert "assignments per second with any number of actors: reached (lowest: 9,876)" in text
     assert "| 8 | 300 | 9,876 | 0.5 |" in text
