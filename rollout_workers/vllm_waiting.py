@@ -9,7 +9,7 @@ import functools
 import time
 from typing import Any
 
-LOOP_S = 0.01
+LOOP_S = 0.02
 """A reader looks in a loop for so long first, in which most engine steps are computed: waking up would delay them."""
 FIRST_SLEEP_MS, LATER_SLEEP_MS = 1, 50
 """Longest sleep without a look, in the second in which vLLM would loop and after it. What is written wakes a reader,
