@@ -2,7 +2,7 @@
 # Everything CI runs: static checks, then the tests.
 #
 #   scripts/test.sh                 all tests, those with real Ray, vLLM and DeepSpeed included
-#   scripts/test.sh --fast          without the slow ones, under two minutes
+#   scripts/test.sh --fast          without the slow ones, about two minutes
 #   scripts/test.sh --fast -k tree  more arguments go to pytest
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

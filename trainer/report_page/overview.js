@@ -101,8 +101,9 @@ function scoreCard() {
 function factsCard() {
   const time = summary.time_s ?? {};
   const ledger = summary.ledger ?? {};
+  const modelName = page.model?.split("/").filter(Boolean).at(-1);
   const facts = [
-    ["Model", page.model, null],
+    ["Model", modelName, modelName !== page.model && page.model],
     ["Steps", summary.steps ?? page.steps.at(-1), isNumber(summary.seed) && `seed ${summary.seed}`],
   ];
   if (isNumber(time.total))
