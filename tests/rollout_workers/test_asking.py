@@ -106,10 +106,11 @@ async def test_a_push_brings_work_while_the_pull_goes_on_waiting_for_the_room_th
     (chain,) = await scheduler.pull("a", 4, 30.0)
     pull = asyncio.create_task(scheduler.pull("a", 3, 30.0))
     await asyncio.sleep(0)
-    assert [item.slot for item in await scheduler.push([play(chain)], 0.0, "a", 4, True)] == [1, 2]
+    items = await scheduler.push([play(chain)], 0.0, "a", 4, True)
+    assert [item.slot for item in items] == [1, 2]
     assert not pull.done()
-    await scheduler.actor_lost("nobody")
-    scheduler._collection = None
+    await scheduler.push([play(item) for item in items])
+    await scheduler.take()
     await scheduler.begin(spec(8, rules=PAIRS))
     assert len(await pull) == 2, "4 places less the 2 that the push filled"
 
