@@ -3,18 +3,15 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from by_hand import play, spec
-from pydantic import TypeAdapter
+from idle_actor import idle_actor
 
-from envs.settings import EnvSettings
 from rollout_workers import trees
-from rollout_workers.actor import ActorSettings, RolloutActor
-from rollout_workers.engine import EngineSettings
+from rollout_workers.actor import RolloutActor
 from rollout_workers.growth import TreeRules
 from rollout_workers.scheduler import TreeScheduler
 from rollout_workers.types import BranchResult, WorkItem
@@ -37,14 +34,11 @@ class FarScheduler:
 
     def __init__(self, scheduler: TreeScheduler, seed: int) -> None:
         self._rng = random.Random(seed)
-        self.pulls = self.pushes = 0
         self.pull, self.push = self._far(scheduler.pull), self._far(scheduler.push)
         self.progressed = self._far(scheduler.progressed)
 
     def _far(self, method: Callable[..., Awaitable[Any]]) -> SimpleNamespace:
         async def remote(*arguments: Any) -> Any:
-            self.pulls += method.__name__ == "pull"
-            self.pushes += method.__name__ == "push"
             await some_turns(self._rng)
             answer = await method(*arguments)
             await some_turns(self._rng)
@@ -70,11 +64,7 @@ class Runner:
 
 def rollout_actor(name: str, rng: random.Random) -> RolloutActor:
     """A real one without engine and environment."""
-    env = TypeAdapter(EnvSettings).validate_python(
-        {"name": "custom", "path": "a.b", "train_tasks": Path("t"), "eval_tasks": Path("e")}
-    )
-    engine = EngineSettings(model="m", max_branches=ROOM)
-    actor = RolloutActor(name, ActorSettings(engine=engine, env=env, env_timeout_s=1, turn_timeout_s=1))
+    actor = idle_actor(name, max_branches=ROOM)
     actor._runner = Runner(rng)  # type: ignore[assignment]
     actor._audit = SimpleNamespace(book=lambda ledger: None)  # type: ignore[assignment]
     actor._policy = SimpleNamespace(take_busy_s=lambda: 0.0)  # type: ignore[assignment]

@@ -1,18 +1,14 @@
 """The scheduler's protocol without Ray: who waits for whom, who is woken by what, and what a closed gate does."""
 
 import asyncio
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from by_hand import play, spec
+from idle_actor import idle_actor
 from lines import lines_of
-from pydantic import TypeAdapter
 
-from envs.settings import EnvSettings
-from rollout_workers.actor import ActorSettings, RolloutActor
 from rollout_workers.collection import Collection
-from rollout_workers.engine import EngineSettings
 from rollout_workers.growth import TreeRules
 from rollout_workers.scheduler import TreeScheduler
 from rollout_workers.timed_policy import TimedPolicy
@@ -183,13 +179,7 @@ async def test_an_actor_s_steps_renew_the_leases_of_its_branches_and_a_push_thos
         async def resume(self, version):
             pass
 
-    env = TypeAdapter(EnvSettings).validate_python(
-        {"name": "custom", "path": "a.b", "train_tasks": Path("t"), "eval_tasks": Path("e")}
-    )
-    settings = ActorSettings(
-        engine=EngineSettings(model="m"), env=env, env_timeout_s=1, turn_timeout_s=1, progress_s=0.01
-    )
-    actor = RolloutActor("a", settings)
+    actor = idle_actor("a", progress_s=0.01)
     actor._engine, actor._policy = Frozen(), TimedPolicy(None, 1.0)
     telling = asyncio.create_task(actor._tell_progress(Scheduler))
     actor._stepped.update(("x", "y"))
