@@ -1,9 +1,7 @@
 """A RolloutActor: one vLLM engine, one environment, and many branches in flight.
 
-Its loop consumes work items from the scheduler and produces branch results. Results are answered with new work; it
-asks for more while it has room, and so waits for free capacity (freed by its own branches) and for work (`pull` returns
-after `PULL_WAIT_S` at the latest). A failure of the engine ends the loop with
-that error: the driver sees it, and the scheduler gives the branches to others.
+It consumes work items from the scheduler and produces branch results (see `work_loop.py`). A failure of the engine ends
+`work` with that error: the driver sees it, and the scheduler gives the branches to others.
 """
 
 import asyncio
@@ -16,7 +14,6 @@ import ray
 from envs.decisions.contracts import ContractError
 from envs.decisions.settings import DecisionSettings
 from envs.decisions.types import Ask
-from envs.pickling import Parcel
 from envs.registry import make_env, opening_of
 from envs.settings import EnvSettings
 from envs.types import Message, Task
@@ -27,8 +24,8 @@ from rollout_workers.engine_settings import EngineSettings
 from rollout_workers.places import Place
 from rollout_workers.text_likeness import text_likeness
 from rollout_workers.timed_policy import TimedPolicy
-from rollout_workers.types import BranchResult, Completion, Ledger, Sampling, WorkItem
-from rollout_workers.waiting import PULL_WAIT_S
+from rollout_workers.types import Completion, Ledger, Sampling, WorkItem
+from rollout_workers.work_loop import WorkLoop
 
 AUDIT_LOOKS = 100
 AUDIT_LOOK_S = 0.02
@@ -82,13 +79,14 @@ class RolloutActor:
         self._settings = settings
         self._running: dict[asyncio.Task[None], str] = {}
         """The branches in flight, each with its item's id."""
-        self._room = asyncio.Event()
-        """Set whenever a branch has ended."""
-        self._pulls = self._pushes = False
-        """Whether such a call is on its way."""
+        self._loop = WorkLoop(
+            name,
+            free=lambda: settings.engine.max_branches - len(self._running),
+            begin=self._begin,
+            take_busy_s=lambda: self._policy.take_busy_s(),
+        )
         self._stepped: set[str] = set()
         """Items whose branches have made a step that the scheduler was not told of."""
-        self._finished: asyncio.Queue[BranchResult] = asyncio.Queue()
         self._probes = 0
 
     async def start(self) -> Place:
@@ -116,34 +114,13 @@ class RolloutActor:
     async def work(self, scheduler: Any) -> None:
         """Runs branches until the actor is killed; raises the first error of the engine or the scheduler."""
         self._scheduler = scheduler
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._pull(scheduler, group))
-            group.create_task(self._push(scheduler, group))
-            group.create_task(self._tell_progress(scheduler))
+        async with asyncio.TaskGroup() as self._group:
+            self._loop.start(scheduler, self._group)
+            self._group.create_task(self._tell_progress(scheduler))
 
-    @property
-    def _free(self) -> int:
-        return self._settings.engine.max_branches - len(self._running)
-
-    async def _pull(self, scheduler: Any, group: asyncio.TaskGroup) -> None:
-        while True:
-            self._room.clear()
-            if self._asks_by_itself:
-                self._pulls = True
-                items = await scheduler.pull.remote(self._name, self._free, PULL_WAIT_S)
-                self._pulls = False
-                self._begin(items, group)
-            else:
-                await self._room.wait()
-
-    @property
-    def _asks_by_itself(self) -> bool:
-        """Whether there is room that no push asks for."""
-        return self._free > 0 and self._finished.empty() and not self._pushes
-
-    def _begin(self, items: Sequence[WorkItem], group: asyncio.TaskGroup) -> None:
+    def _begin(self, items: Sequence[WorkItem]) -> None:
         for item in items:
-            self._running[group.create_task(self._run(item))] = item.id
+            self._running[self._group.create_task(self._run(item))] = item.id
 
     async def _run(self, item: WorkItem) -> None:
         task = asyncio.current_task()
@@ -156,20 +133,7 @@ class RolloutActor:
         finally:
             del self._running[task]
         self._audit.book(result.ledger)
-        self._finished.put_nowait(result)  # first, so that room is asked for with the push
-        self._room.set()
-
-    async def _push(self, scheduler: Any, group: asyncio.TaskGroup) -> None:
-        while True:
-            results = [await self._finished.get()]
-            while not self._finished.empty():
-                results.append(self._finished.get_nowait())
-            self._pushes = True
-            busy_s = self._policy.take_busy_s()
-            items = await scheduler.push.remote(Parcel(results), busy_s, self._name, self._free, self._pulls)
-            self._pushes = False
-            self._begin(items, group)
-            self._room.set()
+        self._loop.ended(result)
 
     async def _tell_progress(self, scheduler: Any) -> None:
         while True:

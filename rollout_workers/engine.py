@@ -304,6 +304,11 @@ class GenerationEngine:
         await self._llm.finish_weight_update()
 
     def shutdown(self) -> None:
-        """Stops the engine's processes."""
+        """Stops the engine's processes; the engine is of no use afterwards.
+
+        torch keeps the frames that first imported it, and with them whoever made this engine. vLLM's part is let go,
+        or it would shut down once more at the very end of the process, when half of the interpreter is gone.
+        """
         self._llm.shutdown()
+        self._llm = None
         self._adapters.close()

@@ -1,8 +1,8 @@
 """Rollout actors without engines: coroutines that speak the scheduler's protocol and answer with made-up branches.
 
-Each simulated actor pulls as many work items as it has room for and pushes what is finished together, as
-`rollout_workers.actor` does; in place of an engine and an environment it sleeps. Results are made beforehand, so that
-the simulation costs as little as possible beside the scheduler.
+Each simulated actor runs the loop of a real one (`rollout_workers/work_loop.py`); in place of an engine and an
+environment it sleeps. Results are made beforehand, so that the simulation costs as little as possible beside the
+scheduler.
 """
 
 import asyncio
@@ -10,16 +10,15 @@ import contextlib
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
 import ray
 
-from envs.pickling import Parcel
 from envs.types import EndReason
 from rollout_workers.types import BranchResult, Ledger, NewNode, Node, WorkItem
-from rollout_workers.waiting import PULL_WAIT_S
+from rollout_workers.work_loop import WorkLoop
 
 TURN_TOKENS, OBSERVATION_TOKENS, PROMPT_TOKENS, STATE_BYTES = 20, 60, 100, 200
 """Sizes of the made-up branches."""
@@ -117,81 +116,54 @@ class BranchMill:
         return BranchResult(item_id=item.id, prompt_ids=prompt_ids, nodes=next(self._pools[key]), ledger=ledger)
 
 
-@dataclass(slots=True)
 class SimulatedActor:
     """One rollout actor: at most `load.max_branches` branches sleep at the same time."""
 
-    name: str
-    load: Load
-    mill: BranchMill
-    times: Sequence[float]
-    count: ActorCount = field(default_factory=ActorCount)
-    running: int = 0
-    finished: list[BranchResult] = field(default_factory=list)
-    changed_at: float = field(default_factory=time.monotonic)
-    room: asyncio.Event = field(default_factory=asyncio.Event)
-    output: asyncio.Event = field(default_factory=asyncio.Event)
-    pulls: bool = False
-    pushes: bool = False
+    def __init__(self, name: str, load: Load, mill: BranchMill, times: Sequence[float]) -> None:
+        self._load = load
+        self._mill = mill
+        self._times = times
+        self._running = 0
+        self._changed_at = time.monotonic()
+        self._count = ActorCount()
+        self._loop = WorkLoop(name, free=self._free, begin=self._begin, take_busy_s=lambda: 0.0)
 
     async def work(self, scheduler: Any) -> None:
         """Runs until it is cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._pull(scheduler))
-            group.create_task(self._push(scheduler))
+            self._loop.start(scheduler, group)
 
-    @property
     def _free(self) -> int:
-        return self.load.max_branches - self.running
-
-    async def _pull(self, scheduler: Any) -> None:
-        while True:
-            self.room.clear()
-            if self._free > 0 and not self.finished and not self.pushes:
-                self.count.pulls += 1
-                self.pulls = True
-                items = await scheduler.pull.remote(self.name, self._free, PULL_WAIT_S)
-                self.pulls = False
-                self._begin(items)
-            else:
-                await self.room.wait()
+        return self._load.max_branches - self._running
 
     def _begin(self, items: Sequence[WorkItem]) -> None:
         loop = asyncio.get_running_loop()
         self._change(len(items))
         for item in items:
-            loop.call_later(self.times[item.seed % len(self.times)], self._finish, item)
+            loop.call_later(self._times[item.seed % len(self._times)], self._finish, item)
 
     def _finish(self, item: WorkItem) -> None:
         self._change(-1)
-        self.count.branches += 1
-        self.finished.append(self.mill.run(item))
-        self.output.set()
-        self.room.set()
+        self._count.branches += 1
+        self._loop.ended(self._mill.run(item))
 
     def _change(self, by: int) -> None:
         now = time.monotonic()
-        passed, self.changed_at = now - self.changed_at, now
-        self.count.free_s += passed * (self.load.max_branches - self.running)
-        self.count.idle_s += passed if self.running == 0 else 0.0
-        self.running += by
+        passed, self._changed_at = now - self._changed_at, now
+        self._count.free_s += passed * self._free()
+        self._count.idle_s += passed if self._running == 0 else 0.0
+        self._running += by
 
-    async def _push(self, scheduler: Any) -> None:
-        while True:
-            await self.output.wait()
-            self.output.clear()
-            results, self.finished = self.finished, []
-            self.count.pushes += 1
-            self.pushes = True
-            items = await scheduler.push.remote(Parcel(results), 0.0, self.name, self._free, self.pulls)
-            self.pushes = False
-            self._begin(items)
-            self.room.set()
+    def reset(self) -> None:
+        """Counts from now on."""
+        self._change(0)
+        self._count = ActorCount()
+        self._loop.pulls = self._loop.pushes = 0
 
     def settle(self) -> ActorCount:
         """Counts up to now."""
         self._change(0)
-        return self.count
+        return replace(self._count, pulls=self._loop.pulls, pushes=self._loop.pushes)
 
 
 class ActorHost:
@@ -211,8 +183,7 @@ class ActorHost:
     async def reset(self) -> None:
         """Forgets what was counted so far; a collection is about to begin."""
         for actor in self._actors.values():
-            actor.settle()
-            actor.count = ActorCount()
+            actor.reset()
 
     async def settle(self) -> Mapping[str, ActorCount]:
         """What each actor did up to now; a collection has just become complete."""

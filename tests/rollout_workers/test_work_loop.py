@@ -128,12 +128,12 @@ async def test_simulated_actors_keep_to_their_room_too(seed, monkeypatch):
     load = Load(max_branches=ROOM, latency_s=1e-4, spread=0.5, seed=seed)
     scheduler, mill, times = TreeScheduler(), BranchMill(load), latencies(load)
     actors = [SimulatedActor(name, load, mill, times) for name in ("a", "b")]
-    most = dict.fromkeys("ab", 0)
+    most: dict[SimulatedActor, int] = {}
     change = SimulatedActor._change
 
     def look(actor: SimulatedActor, by: int) -> None:
         change(actor, by)
-        most[actor.name] = max(most[actor.name], actor.running)
+        most[actor] = max(most.get(actor, 0), actor._running)
 
     monkeypatch.setattr(SimulatedActor, "_change", look)
     working = [asyncio.create_task(actor.work(FarScheduler(scheduler, seed))) for actor in actors]
@@ -143,3 +143,4 @@ async def test_simulated_actors_keep_to_their_room_too(seed, monkeypatch):
         task.cancel()
     await asyncio.gather(*working, return_exceptions=True)
     assert max(most.values()) == ROOM
+    assert sum(actor.settle().branches for actor in actors) == 65

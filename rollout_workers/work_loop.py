@@ -1,0 +1,86 @@
+"""How a rollout actor gets its work and returns its results: one loop that pulls and one that pushes.
+
+A push is answered with new work, so a busy actor asks with its results only. A pull asks for room that no push asks
+for, and goes on waiting while pushes bring work (`PULL_WAIT_S` at most).
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from envs.pickling import Parcel
+from rollout_workers.types import BranchResult, WorkItem
+from rollout_workers.waiting import PULL_WAIT_S
+
+
+class WorkLoop:
+    """Keeps one actor in work, with never more branches than fit."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        free: Callable[[], int],
+        begin: Callable[[Sequence[WorkItem]], None],
+        take_busy_s: Callable[[], float],
+    ) -> None:
+        """Of the actor `name`, in which `free()` more branches fit.
+
+        `begin` starts branches; `ended` is to be called with the result of each, when `free` counts its place again.
+        `take_busy_s` gives the seconds in which the engine was busy since the last call.
+        """
+        self._name = name
+        self._free = free
+        self._begin = begin
+        self._take_busy_s = take_busy_s
+        self._finished: list[BranchResult] = []
+        self._room = asyncio.Event()
+        """Set whenever there may be room to ask for."""
+        self._output = asyncio.Event()
+        """Set whenever a result has come."""
+        self._is_pulling = self._is_pushing = False
+        """Whether such a call is on its way."""
+        self.pulls = self.pushes = 0
+        """Calls so far."""
+
+    def start(self, scheduler: Any, group: asyncio.TaskGroup) -> None:
+        """Works as tasks of `group` until they are cancelled; the first error of the scheduler ends the group."""
+        group.create_task(self._pull(scheduler))
+        group.create_task(self._push(scheduler))
+
+    def ended(self, result: BranchResult) -> None:
+        """A branch is over, and there is room for another one."""
+        self._finished.append(result)
+        self._output.set()
+        self._room.set()
+
+    @property
+    def _asks_by_itself(self) -> bool:
+        """Whether there is room that no push asks for."""
+        return self._free() > 0 and not self._finished and not self._is_pushing
+
+    async def _pull(self, scheduler: Any) -> None:
+        while True:
+            self._room.clear()
+            if self._asks_by_itself:
+                self.pulls += 1
+                self._is_pulling = True
+                items = await scheduler.pull.remote(self._name, self._free(), PULL_WAIT_S)
+                self._is_pulling = False
+                self._begin(items)
+            else:
+                await self._room.wait()
+
+    async def _push(self, scheduler: Any) -> None:
+        while True:
+            await self._output.wait()
+            self._output.clear()
+            results, self._finished = self._finished, []
+            self.pushes += 1
+            self._is_pushing = True
+            items = await scheduler.push.remote(
+                Parcel(results), self._take_busy_s(), self._name, self._free(), self._is_pulling
+            )
+            self._is_pushing = False
+            self._begin(items)
+            self._room.set()
