@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from typing import Any
 
 STARTS = 2
+QUIET = {"enable_open_telemetry": False, "enable_metrics_collection": False}
+"""The threads of a process's second Ray that export metrics outlive `ray.shutdown` (Ray 2.60), and one that wakes up
+while the process ends is a segmentation fault."""
 
 
 @contextmanager
@@ -16,7 +19,7 @@ def local_ray(**settings: Any) -> Iterator[None]:
     for attempt in range(STARTS):
         ray.shutdown()
         try:
-            ray.init(address="local", include_dashboard=False, log_to_driver=False, **settings)
+            ray.init(address="local", include_dashboard=False, log_to_driver=False, _system_config=QUIET, **settings)
             break
         except Exception as error:
             ray.shutdown()  # a start that failed half-way counts as a start
