@@ -83,10 +83,8 @@ class RolloutActor:
             name,
             free=lambda: settings.engine.max_branches - len(self._running),
             begin=self._begin,
-            take_busy_s=lambda: self._policy.take_busy_s(),
+            progress_s=settings.progress_s,
         )
-        self._stepped: set[str] = set()
-        """Items whose branches have made a step that the scheduler was not told of."""
         self._probes = 0
 
     async def start(self) -> Place:
@@ -96,7 +94,7 @@ class RolloutActor:
         """
         settings = self._settings
         self._engine = GenerationEngine(settings.engine)
-        self._audit = Audit(lambda: self._engine.counts)
+        self._audit = Audit(lambda: self._engine.counts, keeps_turns=settings.engine.keep_turns)
         await self._engine.load_adapters({})  # those that the model has
         await self.probe([[0]], tokens=1, seed=0, temperature=1.0)
         self._policy = TimedPolicy(self._engine, settings.turn_timeout_s)
@@ -107,7 +105,7 @@ class RolloutActor:
             TokenizerCodec(self._engine.tokenizer, opening_of(env)),
             settings.env_timeout_s,
             block_size=settings.engine.block_size,
-            on_step=self._stepped.add,
+            on_step=lambda item_id: self._loop.stepped([item_id]),
         )
         return Place.here()
 
@@ -116,7 +114,6 @@ class RolloutActor:
         self._scheduler = scheduler
         async with asyncio.TaskGroup() as self._group:
             self._loop.start(scheduler, self._group)
-            self._group.create_task(self._tell_progress(scheduler))
 
     def _begin(self, items: Sequence[WorkItem]) -> None:
         for item in items:
@@ -135,14 +132,6 @@ class RolloutActor:
         self._audit.book(result.ledger)
         self._loop.ended(result)
 
-    async def _tell_progress(self, scheduler: Any) -> None:
-        while True:
-            await asyncio.sleep(self._settings.progress_s)
-            told = list(self._stepped)
-            self._stepped.clear()
-            if told:
-                await scheduler.progressed.remote(self._name, told)
-
     async def audit(self) -> Ledger:
         """What the engine's own counters add to the ledgers of the branches since the last audit.
 
@@ -154,9 +143,7 @@ class RolloutActor:
             await asyncio.sleep(AUDIT_LOOK_S)
             if not self._in_flight and self._audit.mismatch == 0:
                 break
-        found = self._audit.take(0 if self._in_flight else self._audit.mismatch)
-        found.engine_busy_s = self._policy.take_busy_s()
-        return found
+        return self._audit.take(0 if self._in_flight else self._audit.mismatch)
 
     @property
     def _in_flight(self) -> int:
@@ -205,7 +192,7 @@ class RolloutActor:
         """Labels the weights now loaded and lets branches run on. That they stood still was the push's doing."""
         await self._engine.resume(version)
         self._policy.thaw()
-        self._stepped.update(self._running.values())
+        self._loop.stepped(self._running.values())
 
     async def load_adapters(self, weights: dict[str, bytes]) -> None:
         """Takes new weights of some adapters; see `GenerationEngine.load_adapters`."""

@@ -9,9 +9,13 @@ from rollout_workers.types import Completion, Ledger
 class Audit:
     """One actor's two sets of books: every answer it used, and what its engine counted."""
 
-    def __init__(self, read: Callable[[], EngineCounts]) -> None:
-        """`read` gives the engine's totals; what it has counted so far (warm-up) is left out."""
+    def __init__(self, read: Callable[[], EngineCounts], *, keeps_turns: bool = False) -> None:
+        """`read` gives the engine's totals; what it has counted so far (warm-up) is left out.
+
+        With `keeps_turns` several steps may be one request of the engine, which counts the prompt of the first only.
+        """
         self._read = read
+        self._keeps_turns = keeps_turns
         self._start = read()
         self._sampled = 0
         self._computed = 0
@@ -42,9 +46,11 @@ class Audit:
         engine, start = self._read(), self._start
         again = self._recomputed(engine)
         may_run_again = engine.preemptions > start.preemptions
+        computed = 0 if self._keeps_turns else engine.prefill_computed - start.prefill_computed - self._computed
         return (
             abs(engine.sampled - start.sampled - self._sampled)
             + (max(-again, 0) if may_run_again else abs(again))
+            + abs(computed)
             + abs(engine.prefill_cached - start.prefill_cached - self._found)
             + abs(engine.cache_hits - start.cache_hits - self._found)
         )

@@ -266,6 +266,7 @@ class BranchRunner:
             )
         self._on_step(walk.item.id)
         ledger.requests += 1
+        ledger.engine_busy_s += sample.engine_s
         ledger.sampled_tokens += len(sample.token_ids) + sample.cut_tokens
         ledger.discarded_tokens += sample.cut_tokens
         ledger.prefill_tokens_cached += sample.cached_tokens

@@ -1,5 +1,5 @@
-"""One vLLM engine: exact token ids in, exact token ids out. With `weight_transfer.py` and `vllm_adapters.py`, the only
-file that imports vllm.
+"""One vLLM engine: exact token ids in, exact token ids out. Besides `weight_transfer.py` and what runs inside of vLLM
+(`vllm_adapters.py`, `vllm_waiting.py`) the only file that imports vllm.
 
 Owns how the engine is configured (prefix caching, block size, processed log-probabilities, weight-transfer backend) and
 how its answers become `Completion` values. The same code runs on CPU and GPU; only the settings differ.
@@ -200,7 +200,10 @@ class GenerationEngine:
         sample = output.outputs[0]
         token_ids = tuple(sample.token_ids)
         versions = [LOADED] * len(token_ids)
-        for place, version in labels(sample.weight_versions or ()):
+        spans = sample.weight_versions or ()
+        labelled = sum(span.end - span.start for span in spans)
+        assert labelled == len(token_ids), f"vLLM says of {labelled} of {len(token_ids)} tokens which weights it used"
+        for place, version in labels(spans):
             versions[place] = version
         assert sample.finish_reason in ("stop", "length"), f"request ended with {sample.finish_reason}"
         return Completion(
@@ -306,8 +309,8 @@ class GenerationEngine:
     def shutdown(self) -> None:
         """Stops the engine's processes; the engine is of no use afterwards.
 
-        torch keeps the frames that first imported it, and with them whoever made this engine. vLLM's part is let go,
-        or it would shut down once more at the very end of the process, when half of the interpreter is gone.
+        vLLM's part is let go, or it would shut down once more at the very end of the process, when half of the
+        interpreter is gone: vLLM keeps the error of an import that failed, and that the frames of who imported it.
         """
         self._llm.shutdown()
         self._llm = None

@@ -145,30 +145,30 @@ class TreeScheduler:
     async def push(
         self,
         results: Sequence[BranchResult],
-        busy_s: float = 0.0,
         actor: str | None = None,
         capacity: int = 0,
         pulls: bool = False,
+        stepped: Sequence[str] = (),
     ) -> list[WorkItem]:
         """Takes finished branches; of duplicates and of leftovers of an earlier collection only the cost is kept.
 
         Returns at most `capacity` items of new work for `actor`, the room that it has now, without waiting for any.
         `pulls`: a `pull` of it is on its way. It gets nothing here if that waits no longer: its answer may fill the
-        room. An actor sends no pull while its push is on its way. `busy_s`: seconds in which the actor's engine had at
-        least one request, since its push before this one. `actor` is who pushes, as the watchdog names it.
+        room. An actor sends no pull while its push is on its way. `stepped`: as in `progressed`. `actor` is who pushes,
+        as the watchdog names it.
         """
         now = self._last_push = time.monotonic()
         if actor is not None and actor not in self._lost:
             self._watch.gave(actor, now)
         collection = self._collection
         if collection is None:
-            self._late.engine_busy_s += busy_s
             for result in results:
                 discard(result, self._late)
             return []
-        collection.overhead.engine_busy_s += busy_s
         pull = self._waiting.take_out(actor) if actor is not None and capacity else None
         self._take_back(collection, results)
+        if stepped and actor is not None:
+            await self.progressed(actor, stepped)
         items: list[WorkItem] = []
         if actor is not None and capacity and (pull or not pulls) and actor not in self._lost:
             collection.hear(actor, capacity, now)

@@ -1,4 +1,4 @@
-"""An engine with a time limit per answer, and how long it had something to do.
+"""An engine with a time limit per answer, and how much of its time each answer took.
 
 The limit is on the engine's own work: while a push has its requests frozen (`freeze`, `thaw`) the clocks stand still.
 """
@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 
 from envs.decisions.types import Ask
 from rollout_workers.branch import Conversational, Policy
@@ -14,7 +15,11 @@ from rollout_workers.types import Completion, Sampling
 
 
 class TimedPolicy:
-    """What branches sample from. Counts the seconds in which at least one of them waits for the engine."""
+    """What branches sample from. Each moment in which the engine has requests is shared evenly among them.
+
+    So what all answers took adds up to the seconds in which there was at least one request. One that a push has frozen
+    counts as in the engine.
+    """
 
     def __init__(self, engine: Policy, timeout_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
         self._engine = engine
@@ -22,7 +27,8 @@ class TimedPolicy:
         self._clock = clock
         self._running = 0
         self._since = 0.0
-        self._busy_s = 0.0
+        self._share_s = 0.0
+        """What a request would have taken that was there from the beginning up to `_since`."""
         self._limits: dict[asyncio.Timeout, float] = {}
         """Of each request in the engine its limit, and the seconds that it had left when the engine was frozen."""
         self._is_frozen = False
@@ -31,16 +37,6 @@ class TimedPolicy:
     def running(self) -> int:
         """Requests in the engine now."""
         return self._running
-
-    def take_busy_s(self) -> float:
-        """Seconds since the last call in which the engine had at least one request of a branch.
-
-        A request that a push has frozen counts as in the engine.
-        """
-        now = self._clock()
-        busy = self._busy_s + (now - self._since if self._running else 0.0)
-        self._busy_s, self._since = 0.0, now
-        return busy
 
     def freeze(self) -> None:
         """The engine samples nothing until `thaw`: no request's time runs. A second call changes nothing."""
@@ -96,12 +92,12 @@ class TimedPolicy:
         ask: Ask | None,
     ) -> Completion:
         """Asks `engine` under the time limit. Raises RuntimeError when it does not answer in time."""
-        self._enter()
+        before_s = self._change(+1)
         try:
             async with asyncio.timeout(None if self._is_frozen else self._timeout_s) as limit:
                 self._limits[limit] = self._timeout_s
                 try:
-                    return await engine.generate(
+                    sample = await engine.generate(
                         prompt_ids, sampling=sampling, seed=seed, stop=stop, max_tokens=max_tokens, ask=ask
                     )
                 finally:
@@ -111,17 +107,17 @@ class TimedPolicy:
                 f"the vLLM engine did not finish one agent step within rollout.turn_timeout_s={self._timeout_s:g} s"
             ) from None
         finally:
-            self._leave()
+            after_s = self._change(-1)
+        return replace(sample, engine_s=after_s - before_s)
 
-    def _enter(self) -> None:
-        if self._running == 0:
-            self._since = self._clock()
-        self._running += 1
-
-    def _leave(self) -> None:
-        self._running -= 1
-        if self._running == 0:
-            self._busy_s += self._clock() - self._since
+    def _change(self, by: int) -> float:
+        """One request more or less; returns the share up to now."""
+        now = self._clock()
+        if self._running:
+            self._share_s += (now - self._since) / self._running
+        self._since = now
+        self._running += by
+        return self._share_s
 
 
 class _Part:

@@ -41,6 +41,8 @@ class Completion:
     """Of these the ones that stayed in the engine with the branch's last step, partial block included."""
     cut_tokens: int = 0
     """Sampled tokens that came after the end of the step and were thrown away; only with `rollout.keep_turns`."""
+    engine_s: float = 0.0
+    """Seconds of the engine that this answer took; requests side by side share each moment evenly."""
 
 
 @fast_pickle
@@ -182,7 +184,7 @@ class Ledger:
     env_seconds: float = 0.0
     """Summed over branches, which wait side by side; may exceed the wall time."""
     engine_busy_s: float = 0.0
-    """Seconds in which an engine had at least one request, summed over actors."""
+    """Seconds in which an engine had at least one request, summed over actors; requests side by side share them."""
 
     def add(self, other: "Ledger") -> None:
         """Adds every count of `other` to this ledger."""

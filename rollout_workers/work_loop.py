@@ -5,12 +5,15 @@ for, and goes on waiting while pushes bring work (`PULL_WAIT_S` at most).
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from envs.pickling import Parcel
 from rollout_workers.types import BranchResult, WorkItem
 from rollout_workers.waiting import PULL_WAIT_S
+
+PUSH_TELLS_EARLY = 0.5
+"""A push tells of steps after this share of the time after which a call of its own would."""
 
 
 class WorkLoop:
@@ -22,17 +25,22 @@ class WorkLoop:
         *,
         free: Callable[[], int],
         begin: Callable[[Sequence[WorkItem]], None],
-        take_busy_s: Callable[[], float],
+        progress_s: float = 5.0,
     ) -> None:
         """Of the actor `name`, in which `free()` more branches fit.
 
         `begin` starts branches; `ended` is to be called with the result of each, when `free` counts its place again.
-        `take_busy_s` gives the seconds in which the engine was busy since the last call.
+        The scheduler hears every `progress_s` which branches have made a step: with a push, or by a call if there is
+        none.
         """
         self._name = name
         self._free = free
         self._begin = begin
-        self._take_busy_s = take_busy_s
+        self._progress_s = progress_s
+        self._stepped: set[str] = set()
+        """Items whose branches have made a step that the scheduler was not told of."""
+        self._told_at = 0.0
+        """When it was told last, on the event loop's clock."""
         self._finished: list[BranchResult] = []
         self._room = asyncio.Event()
         """Set whenever there may be room to ask for."""
@@ -47,9 +55,15 @@ class WorkLoop:
         """Works as tasks of `group` until they are cancelled; the first error of the scheduler ends the group."""
         group.create_task(self._pull(scheduler))
         group.create_task(self._push(scheduler))
+        group.create_task(self._tell(scheduler))
+
+    def stepped(self, item_ids: Iterable[str]) -> None:
+        """Branches of these items got an answer of the engine or the environment: they are not stuck."""
+        self._stepped.update(item_ids)
 
     def ended(self, result: BranchResult) -> None:
         """A branch is over, and there is room for another one."""
+        self._stepped.discard(result.item_id)
         self._finished.append(result)
         self._output.set()
         self._room.set()
@@ -78,9 +92,26 @@ class WorkLoop:
             results, self._finished = self._finished, []
             self.pushes += 1
             self._is_pushing = True
-            items = await scheduler.push.remote(
-                Parcel(results), self._take_busy_s(), self._name, self._free(), self._is_pulling
-            )
+            stepped = self._take_stepped(PUSH_TELLS_EARLY * self._progress_s)
+            items = await scheduler.push.remote(Parcel(results), self._name, self._free(), self._is_pulling, stepped)
             self._is_pushing = False
             self._begin(items)
             self._room.set()
+
+    async def _tell(self, scheduler: Any) -> None:
+        clock = asyncio.get_running_loop().time
+        self._told_at = clock()
+        while True:
+            await asyncio.sleep(max(self._told_at + self._progress_s - clock(), 0.0))
+            if told := self._take_stepped(self._progress_s):
+                await scheduler.progressed.remote(self._name, told)
+
+    def _take_stepped(self, after_s: float) -> list[str]:
+        """What the scheduler is to be told, if it was told last at least `after_s` ago."""
+        now = asyncio.get_running_loop().time()
+        if now - self._told_at < after_s:
+            return []
+        self._told_at = now
+        told = list(self._stepped)
+        self._stepped.clear()
+        return told

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,14 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def costs_of(folder: Path, step: int) -> dict[str, float]:
+    """What the tasks of a step cost, summed over its ledger file."""
+    total: Counter[str] = Counter()
+    for line in (folder / "ledger" / f"step-{step:06d}.jsonl").read_text().splitlines():
+        total.update({name: value for name, value in json.loads(line).items() if name != "task"})
+    return dict(total)
 
 
 def is_logged(folder: Path, step: int) -> bool:

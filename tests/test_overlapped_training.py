@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_runs import Run, Watch, metrics_of, summary_of, until
+from real_runs import Run, Watch, costs_of, metrics_of, summary_of, until
 from search_server import search
 
 from rollout_workers.types import Tree
@@ -64,6 +64,9 @@ def check_step(folder: Path, line: dict[str, Any]) -> None:
     assert line["push/max_abs_logprob_diff"] < 0.02
     assert line["learner/mismatch_max_abs_logprob_diff"] < 1e-3
     assert line["overlap/wait_s"] >= 0
+    costs = costs_of(folder, step)
+    assert {name: line[f"ledger/{name}"] for name in costs} == pytest.approx(costs), "all branches belong to tasks"
+    assert 0 < line["ledger/engine_busy_s"] <= line["overlap/collect_s"]
     trees = trees_of(folder, step)
     assert len(trees) == TREES
     versions = {version for tree in trees for node in tree.nodes for version in node.versions}

@@ -55,8 +55,7 @@ class Loop:
         self.restore()
         totals = self.totals
         session.progress.start(self.config.steps, done=totals.step, title=self.config.name)
-        start = {"data/skipped_prompts": float(session.skipped_prompts)} if totals.before is None else {}
-        start |= session.learner.shares
+        start = {"data/skipped_prompts": float(session.skipped_prompts)} | session.learner.shares
         self.push(start)
         if totals.before is None:
             totals.before = self.evaluate(start)
@@ -114,7 +113,7 @@ class Loop:
             harvest = session.collect(f"eval-{step}", session.eval_tasks, chain_rules(), 0.0)
         result = {**eval_metrics(harvest.forest), "eval/step": float(step)}
         metrics |= result
-        session.keep_trees("eval", step, harvest.forest, self.config.evaluation.sample_trees)
+        session.keep("eval", step, harvest.forest, self.config.evaluation.sample_trees)
         session.progress.note(f"held-out success {result['eval/success']:.3f} on {result['eval/n']:.0f} tasks")
         return result
 
@@ -131,12 +130,12 @@ class Loop:
         session.tracker.log(totals.step, metrics)
 
     def log(self, found: StepHarvest, metrics: dict[str, float]) -> None:
-        """A finished step: its metrics, the display, and some of its trees."""
+        """A finished step: its metrics, the display, what its tasks cost, and some of its trees."""
         session, step, log = self.session, self.totals.step, self.config.logger
         self.record(metrics)
         session.progress.step(step, metrics)
-        if log.sample_trees and step % log.forest_every == 0:
-            session.keep_trees("step", step, found.forest, log.sample_trees, found.credit)
+        trees = log.sample_trees if step % log.forest_every == 0 else 0
+        session.keep("step", step, found.forest, trees, found.credit)
 
     def restore(self) -> None:
         """Continues from the checkpoint that `resume` names; no request is served before its weights are pushed."""

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from envs.masking import is_secret, masked
 from rollout_workers.types import Forest
-from trainer.forest_file import Advantages, Decode, ForestKind, TreeRecord, forest_text, record_forest
+from trainer.forest_file import Advantages, Decode, ForestKind, TreeRecord, forest_text, ledger_to_json, record_forest
 
 Metrics: TypeAlias = dict[str, float | None]
 """One line of `metrics.jsonl` without its step, e.g. `{"rollout/success": 0.54}`; None stands for NaN or infinity."""
@@ -42,10 +42,11 @@ class RunFolder:
         self.summary_file = self.path / "summary.json"
         self.report_file = self.path / "report.html"
         self.forest = self.path / "forest"
+        self.ledger = self.path / "ledger"
         self.checkpoints = self.path / "checkpoints"
         self.export = self.path / "export"
         self.wandb = self.path / "wandb"
-        for folder in (self.forest, self.checkpoints, self.export, self.wandb):
+        for folder in (self.forest, self.ledger, self.checkpoints, self.export, self.wandb):
             folder.mkdir(parents=True, exist_ok=True)
         _drop_half_line(self.metrics_file)
 
@@ -89,6 +90,14 @@ class RunFolder:
         records = record_forest(kind, step, forest, decode, advantages, limit)
         write_atomic(self.forest_path(kind, step), forest_text(records))
         return records
+
+    def write_ledgers(self, kind: ForestKind, step: int, forest: Forest) -> None:
+        """Writes what each task of a step cost, e.g. to `ledger/step-000012.jsonl`.
+
+        One line per task, e.g. `{"task": "train-3", "sampled_tokens": 812, "requests": 31}`; counts of 0 are left out.
+        """
+        lines = [json.dumps({"task": group.task.id} | ledger_to_json(group.ledger)) + "\n" for group in forest]
+        write_atomic(self.ledger / f"{kind}-{step:06d}.jsonl", "".join(lines))
 
 
 def write_atomic(path: Path, text: str) -> None:

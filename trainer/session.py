@@ -231,7 +231,7 @@ class Session:
         yield
         into[f"time/{phase}_s"] = into.get(f"time/{phase}_s", 0.0) + time.perf_counter() - started
 
-    def keep_trees(
+    def keep(
         self,
         kind: ForestKind,
         step: int,
@@ -239,9 +239,11 @@ class Session:
         limit: int,
         credit: Advantages | None = None,
     ) -> None:
-        """Some trees of a forest into the run folder and to W&B."""
-        kept = self.folder.write_forest(kind, step, forest, self.decode, credit, limit)
-        self.tracker.log_trees(step, kept)
+        """What each task of a forest cost into the run folder, and at least `limit` trees there and to W&B."""
+        self.folder.write_ledgers(kind, step, forest)
+        if limit:
+            kept = self.folder.write_forest(kind, step, forest, self.decode, credit, limit)
+            self.tracker.log_trees(step, kept)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Token ids to text, special tokens kept; for logs and reports only."""

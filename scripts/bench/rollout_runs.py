@@ -183,16 +183,14 @@ class Bench:
         """Collects `work` with an empty cache; with barriers all branches take each turn, and each round, together."""
         policy = self._policy if keep_turns else Apart(self._policy)
         await self._empty_the_cache()
-        audit = Audit(lambda: self._engine.counts)
+        audit = Audit(lambda: self._engine.counts, keeps_turns=keep_turns)
         spec = CollectionSpec(phase="bench", tasks=work.tasks, rules=work.rules, sampling=work.sampling, seed=work.seed)
         collection = Collection(spec)
-        self._policy.take_busy_s()
         started = time.perf_counter()
         grow = self._in_turns if barriers else self._freely
         await grow(work.env, policy, collection, audit)
         seconds = time.perf_counter() - started
         ledger = collection.ledger
-        ledger.engine_busy_s = self._policy.take_busy_s()
         await asyncio.sleep(0.2)
         ledger.add(audit.take(audit.mismatch))
         assert ledger.engine_mismatch == 0, f"the ledger and the engine differ by {ledger.engine_mismatch} tokens"

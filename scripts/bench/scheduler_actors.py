@@ -103,9 +103,13 @@ class BranchMill:
         self._prompt = ids(PROMPT_TOKENS, self._rng)
         self._pools: dict[tuple[int, int], Any] = {}
 
+    def steps(self, item: WorkItem) -> int:
+        """Agent steps of its branch."""
+        return max(self._turns - item.turns_used, 1)
+
     def run(self, item: WorkItem) -> BranchResult:
         """A result that fits the item."""
-        steps = max(self._turns - item.turns_used, 1)
+        steps = self.steps(item)
         key = (item.slot, steps)
         if key not in self._pools:
             self._pools[key] = cycle([made_up_nodes(item.slot, steps, self._rng) for _ in range(POOL)])
@@ -126,7 +130,7 @@ class SimulatedActor:
         self._running = 0
         self._changed_at = time.monotonic()
         self._count = ActorCount()
-        self._loop = WorkLoop(name, free=self._free, begin=self._begin, take_busy_s=lambda: 0.0)
+        self._loop = WorkLoop(name, free=self._free, begin=self._begin)
 
     async def work(self, scheduler: Any) -> None:
         """Runs until it is cancelled."""
@@ -140,7 +144,10 @@ class SimulatedActor:
         loop = asyncio.get_running_loop()
         self._change(len(items))
         for item in items:
-            loop.call_later(self._times[item.seed % len(self._times)], self._finish, item)
+            seconds, steps = self._times[item.seed % len(self._times)], self._mill.steps(item)
+            for step in range(1, steps):
+                loop.call_later(seconds * step / steps, self._loop.stepped, (item.id,))
+            loop.call_later(seconds, self._finish, item)
 
     def _finish(self, item: WorkItem) -> None:
         self._change(-1)

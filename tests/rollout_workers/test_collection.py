@@ -196,11 +196,11 @@ def test_the_ledger_of_a_task_on_paper():
 
 def test_the_collections_ledger_is_the_sum_over_tasks_and_what_belongs_to_none():
     collection = Collection(spec(3, rules=TreeRules(roots=2, nodes_per_round=2, rounds=2)))
-    collection.overhead.engine_busy_s += 1.5
+    collection.overhead.surplus_tokens += 7
     collection.assign("dead", 4, now=0.0)
     collection.release("dead")
     run_to_end(collection, random.Random(1))
-    total = Ledger(engine_busy_s=1.5)
+    total = Ledger(surplus_tokens=7)
     for group in collection.forest():
         total.add(group.ledger)
     assert asdict(total) == asdict(collection.ledger)

@@ -106,7 +106,7 @@ async def _whole_way(model: Path, keep_turns: bool) -> None:
     engine = GenerationEngine(settings)
     try:
         recorder = Recorder(engine)
-        audit = Audit(lambda: engine.counts)
+        audit = Audit(lambda: engine.counts, keeps_turns=settings.keep_turns)
         forest = await _grow(recorder, audit)
         await settled(engine)
         assert audit.mismatch == 0, "the branches' ledgers and the engine's counters"

@@ -1,6 +1,7 @@
-"""The token ledger on paper: blocks of the prefix cache, the engine's own counters, and its busy seconds."""
+"""The token ledger on paper: blocks of the prefix cache, the engine's own counters, and its time."""
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -188,7 +189,7 @@ def test_the_audit_agrees_when_books_and_engine_do_and_tells_what_only_the_engin
         prompt_tokens=9, cached_tokens=0,
     )  # fmt: skip
     audit.book_probe(sample)
-    assert audit.mismatch == 7 + 29 + 32 + 32, "the engine has told nothing yet"
+    assert audit.mismatch == 7 + 2 * 29 + 32 + 32, "the engine has told nothing yet"
     counts = engine_step(sampled=8, drawn=11, computed=29, cached=32, again=6).counts
     assert audit.mismatch == 6, "nothing was preempted, so nothing should have run again"
     counts = engine_step(sampled=8, drawn=11, computed=29, cached=32, again=6, preempted=1).counts
@@ -196,6 +197,12 @@ def test_the_audit_agrees_when_books_and_engine_do_and_tells_what_only_the_engin
     first, second = audit.take(0), audit.take(3)
     assert (first.surplus_tokens, first.recomputed_tokens, first.engine_mismatch) == (3, 6, 0)
     assert second == Ledger(engine_mismatch=3), "told once"
+    held = counts
+    counts = replace(held, prefill_computed=20)
+    assert audit.mismatch == 9 - 3, (
+        "what ran again after a preemption hides no prompt token that was booked and not computed"
+    )
+    counts = held
     audit.book(Ledger(sampled_tokens=3))
     assert audit.mismatch == 0, "a difference of 3, which is told already"
     audit.book(Ledger(sampled_tokens=2))
@@ -209,7 +216,7 @@ def test_a_mismatch_is_told_with_the_actors_name(caplog: pytest.LogCaptureFixtur
     assert "rollout actor rollout-1 counted 5 tokens otherwise than its engine did" in caplog.text
 
 
-async def test_busy_seconds_are_those_with_at_least_one_request() -> None:
+async def test_answers_share_the_seconds_in_which_the_engine_has_requests() -> None:
     now = 0.0
     gates: dict[int, asyncio.Event] = {}
 
@@ -232,19 +239,31 @@ async def test_busy_seconds_are_those_with_at_least_one_request() -> None:
     two = await begin(2)
     now = 13.0
     gates[1].set()
-    await one
+    first = await one
     now = 14.0
     gates[2].set()
-    await two
+    second = await two
     now = 20.0
     three = await begin(3)
-    now = 21.0
-    assert policy.take_busy_s() == 5.0, "10 to 14, and 20 until now; side by side counts once"
     now = 23.0
     gates[3].set()
-    await three
-    now = 30.0
-    assert (policy.take_busy_s(), policy.take_busy_s(), policy.running) == (2.0, 0.0, 0)
+    third = await three
+    assert (first.engine_s, second.engine_s, third.engine_s) == (1.0 + 2.0 / 2, 2.0 / 2 + 1.0, 3.0)
+
+
+async def test_a_branch_books_what_its_answers_took_of_the_engine() -> None:
+    ticks = itertools.count()
+    policy = TimedPolicy(Wanderer(ends=0.2), timeout_s=60, clock=lambda: float(next(ticks)))
+    rules = TreeRules(roots=1, nodes_per_round=2, rounds=2)
+    collection = Collection(
+        CollectionSpec(phase="p", tasks=(task("a question?"),), rules=rules, sampling=Sampling(), seed=1)
+    )
+    runner = BranchRunner(CountingEnv(), policy, CharCodec(), 1.0, block_size=BLOCK)
+    while not collection.is_complete:
+        for item in collection.assign("a", 1, now=0.0):
+            collection.complete(await runner.run(item))
+    (group,) = collection.forest()
+    assert group.ledger.engine_busy_s == group.ledger.requests > 5, "a second each, one after the other"
 
 
 async def test_the_time_of_a_step_does_not_run_while_a_push_has_it_frozen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,10 +68,10 @@ async def test_results_are_answered_with_work_for_the_room_that_they_leave():
     scheduler = TreeScheduler()
     await scheduler.begin(spec(2, rules=TreeRules(roots=1, nodes_per_round=3, rounds=1)))
     (chain,) = await scheduler.pull("a", 1, 30.0)
-    assert [item.slot for item in await scheduler.push([play(chain)], 0.0, "a", 2)] == [1, 2], "its own tree first"
-    assert await scheduler.push([], 0.0, "a", 0) == [], "no room, or a pull that asks already"
+    assert [item.slot for item in await scheduler.push([play(chain)], "a", 2)] == [1, 2], "its own tree first"
+    assert await scheduler.push([], "a", 0) == [], "no room, or a pull that asks already"
     await scheduler.actor_lost("a")
-    assert await scheduler.push([], 0.0, "a", 4) == [], "the dead get nothing"
+    assert await scheduler.push([], "a", 4) == [], "the dead get nothing"
     assert len(await scheduler.pull("b", 8, 30.0)) == 4
 
 
@@ -181,8 +181,8 @@ async def test_an_actor_s_steps_renew_the_leases_of_its_branches_and_a_push_thos
 
     actor = idle_actor("a", progress_s=0.01)
     actor._engine, actor._policy = Frozen(), TimedPolicy(None, 1.0)
-    telling = asyncio.create_task(actor._tell_progress(Scheduler))
-    actor._stepped.update(("x", "y"))
+    telling = asyncio.create_task(actor._loop._tell(Scheduler))
+    actor._loop.stepped(("x", "y"))
     await asyncio.wait_for(done.wait(), 5)
     done.clear()
     actor._running = {telling: "z"}
@@ -211,15 +211,14 @@ async def test_progress_keeps_a_lease_of_the_collection_that_is_open(monkeypatch
         await scheduler.wait(0.01)
 
 
-async def test_busy_seconds_and_late_branches_belong_to_the_next_collection():
+async def test_late_branches_belong_to_the_next_collection():
     scheduler = TreeScheduler()
     stray = Collection(spec(1)).assign("x", 1, now=0.0)[0]
-    await scheduler.push([play(stray)], 0.5)
+    await scheduler.push([play(stray)])
     await scheduler.begin(spec(1, rules=CHAINS))
     items = await scheduler.pull("a", 4, 30.0)
-    await scheduler.push([play(item) for item in items], busy_s=2.0)
+    await scheduler.push([play(item) for item in items])
     harvest = await scheduler.take()
-    assert harvest.ledger.engine_busy_s == 2.5
     assert (harvest.ledger.branches, harvest.ledger.discarded_tokens, harvest.ledger.sampled_tokens) == (5, 2, 10)
     assert harvest.forest[0].ledger.branches == 4
     assert await scheduler.drain(0.0)

@@ -12,9 +12,11 @@ from idle_actor import idle_actor
 
 from rollout_workers import trees
 from rollout_workers.actor import RolloutActor
+from rollout_workers.collection import Collection
 from rollout_workers.growth import TreeRules
 from rollout_workers.scheduler import TreeScheduler
 from rollout_workers.types import BranchResult, WorkItem
+from rollout_workers.work_loop import WorkLoop
 from scripts.bench.scheduler_actors import BranchMill, Load, SimulatedActor, latencies
 
 PAIRS = TreeRules(roots=1, nodes_per_round=2, rounds=1)
@@ -67,7 +69,6 @@ def rollout_actor(name: str, rng: random.Random) -> RolloutActor:
     actor = idle_actor(name, max_branches=ROOM)
     actor._runner = Runner(rng)  # type: ignore[assignment]
     actor._audit = SimpleNamespace(book=lambda ledger: None)  # type: ignore[assignment]
-    actor._policy = SimpleNamespace(take_busy_s=lambda: 0.0)  # type: ignore[assignment]
     return actor
 
 
@@ -96,7 +97,7 @@ async def test_a_push_brings_work_while_the_pull_goes_on_waiting_for_the_room_th
     (chain,) = await scheduler.pull("a", 4, 30.0)
     pull = asyncio.create_task(scheduler.pull("a", 3, 30.0))
     await asyncio.sleep(0)
-    items = await scheduler.push([play(chain)], 0.0, "a", 4, True)
+    items = await scheduler.push([play(chain)], "a", 4, True)
     assert [item.slot for item in items] == [1, 2]
     assert not pull.done()
     await scheduler.push([play(item) for item in items])
@@ -111,7 +112,7 @@ async def test_a_pull_without_room_left_is_answered_with_nothing():
     (chain,) = await scheduler.pull("a", 2, 30.0)
     pull = asyncio.create_task(scheduler.pull("a", 1, 30.0))
     await asyncio.sleep(0)
-    assert len(await scheduler.push([play(chain)], 0.0, "a", 2, True)) == 2
+    assert len(await scheduler.push([play(chain)], "a", 2, True)) == 2
     assert await pull == []
 
 
@@ -119,8 +120,8 @@ async def test_a_push_gets_nothing_while_the_answer_of_a_pull_is_on_its_way():
     scheduler = TreeScheduler()
     await scheduler.begin(spec(2, rules=PAIRS))
     first, _ = await scheduler.pull("a", 2, 30.0)
-    assert await scheduler.push([play(first)], 0.0, "a", 1, True) == []
-    assert len(await scheduler.push([], 0.0, "a", 1)) == 1
+    assert await scheduler.push([play(first)], "a", 1, True) == []
+    assert len(await scheduler.push([], "a", 1)) == 1
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -144,3 +145,73 @@ async def test_simulated_actors_keep_to_their_room_too(seed, monkeypatch):
     await asyncio.gather(*working, return_exceptions=True)
     assert max(most.values()) == ROOM
     assert sum(actor.settle().branches for actor in actors) == 65
+
+
+class Listener:
+    """Notes what is told of branches that have made a step."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, list[str]]] = []
+        self.progressed = SimpleNamespace(remote=self._progressed)
+        self.push = SimpleNamespace(remote=self._push)
+
+    async def _progressed(self, actor: str, items: list[str]) -> None:
+        self.told.append(("call", sorted(items)))
+
+    async def _push(
+        self, results: list[BranchResult], actor: str, capacity: int, pulls: bool, stepped: list[str]
+    ) -> list[WorkItem]:
+        self.told.append(("push", sorted(stepped)))
+        return []
+
+
+async def test_a_push_tells_of_steps_and_a_call_does_where_nothing_is_pushed(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+    listener, chain = Listener(), Collection(spec(1, rules=PAIRS)).assign("a", 1, 0.0)[0]
+    loop = WorkLoop("a", free=lambda: 0, begin=lambda items: None, progress_s=5.0)
+    tasks = [asyncio.create_task(work(listener)) for work in (loop._push, loop._tell)]
+
+    async def pass_until(moment: float) -> None:
+        nonlocal now
+        now = moment
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    await pass_until(0.0)
+    loop.stepped(("x", "y", chain.id))
+    await pass_until(4.9)
+    assert not listener.told
+    await pass_until(5.0)
+    loop.stepped(("y", chain.id))
+    loop.ended(play(chain))
+    await pass_until(7.4)
+    loop.ended(play(chain))
+    await pass_until(7.6)
+    loop.stepped(("z",))
+    await pass_until(10.1)
+    await pass_until(12.7)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert listener.told == [
+        ("call", sorted(["x", "y", chain.id])),
+        ("push", []),  # told 2.4 s ago; and a branch that has ended is none to tell of
+        ("push", ["y"]),
+        ("call", ["z"]),
+    ]
+
+
+async def test_steps_told_by_a_push_renew_leases(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("rollout_workers.scheduler.time", SimpleNamespace(monotonic=lambda: now))
+    scheduler = TreeScheduler()
+    await scheduler.begin(spec(2, rules=PAIRS, lease_timeout_s=10.0, max_attempts=1))
+    first, second = await scheduler.pull("a", 2, 30.0)
+    for _ in range(3):
+        now += 6.0
+        await scheduler.push([], "a", 0, False, [first.id, second.id])
+        assert not (await scheduler.wait(0.0)).is_complete
+    now += 11.0
+    with pytest.raises(RuntimeError, match="was started 1 times and never came back"):
+        await scheduler.wait(0.0)

@@ -7,7 +7,7 @@ from example_run import HOSTILE, Grower, Words, hostile_group
 
 from envs.masking import masked
 from envs.types import EndReason
-from rollout_workers.types import Node
+from rollout_workers.types import Ledger, Node
 from trainer.advantages import advantages
 from trainer.forest_file import read_forest, token_pieces
 from trainer.run_folder import RunFolder, library_versions, masked_config, read_metrics
@@ -16,7 +16,7 @@ from trainer.run_folder import RunFolder, library_versions, masked_config, read_
 def test_layout(tmp_path):
     folder = RunFolder(tmp_path / "runs" / "one")
     assert folder.name == "one"
-    assert sorted(path.name for path in folder.path.iterdir()) == ["checkpoints", "export", "forest", "wandb"]
+    assert sorted(path.name for path in folder.path.iterdir()) == ["checkpoints", "export", "forest", "ledger", "wandb"]
     assert folder.forest_path("eval", 12) == folder.path / "forest" / "eval-000012.jsonl"
 
 
@@ -100,6 +100,15 @@ def test_forest_round_trip(tmp_path):
     for number, record in enumerate(loaded[:2]):
         leaves = {i: text.advantage for i, text in enumerate(record.texts) if text.advantage is not None}
         assert leaves == credit[0][number].values
+
+
+def test_what_each_task_cost_is_a_line(tmp_path):
+    folder, words = RunFolder(tmp_path), Words()
+    forest = [hostile_group(words), replace(hostile_group(words), ledger=Ledger(requests=3, engine_busy_s=0.5))]
+    folder.write_ledgers("eval", 12, forest)
+    first, second = map(json.loads, (tmp_path / "ledger" / "eval-000012.jsonl").read_text().splitlines())
+    assert second == {"task": forest[1].task.id, "requests": 3, "engine_busy_s": 0.5}
+    assert Ledger(**{name: value for name, value in first.items() if name != "task"}) == forest[0].ledger
 
 
 def test_forest_tells_why_a_branch_failed(tmp_path):
