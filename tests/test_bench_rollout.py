@@ -150,7 +150,7 @@ async def test_the_result_has_the_keys_that_are_promised_and_the_ratios_of_the_p
     assert (result["barrier_s"], result["continuous_s"]) == (2.0 * 12, 12.0)
     assert (result["leaves_per_s_ratio"], result["engine_busy"]) == (1.0, 0.5)
     assert not goals(result)["prefill_overhead_long_1.05"]
-    settings = {"tasks": 4, "cpus": 2}
+    settings = {"tasks": 4, "cpus": 2, "long_temperature": 2.0}
     text = page(result | {"settings": settings}, "the command")
     assert "| TextWorld | 10 | (2, 6, 1) | 20.00 | 10.00 | 2.00 | 1.63 |" in text
     assert "| 0.05 | 12.0 | 24.0 | 2.00 | 50% | 25% |" in text

@@ -1,9 +1,10 @@
-"""One real training step on text adventures: ten-step trajectories through engine, scheduler, learner and push."""
+"""Real training steps on text adventures: trajectories of many turns, kept as one request each, beside the learner."""
 
+import json
 from pathlib import Path
 
 import pytest
-from real_runs import Run, metrics_of, summary_of
+from real_runs import Run, costs_of, metrics_of, summary_of
 
 from envs.textworld_games import make_games
 from envs.textworld_maker import Difficulty
@@ -11,22 +12,37 @@ from envs.textworld_maker import Difficulty
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_a_step_on_text_adventures(tmp_path: Path) -> None:
+def test_text_adventures_with_kept_turns_and_pushes_among_them(tmp_path: Path) -> None:
     levels = [Difficulty(steps=steps) for steps in (6, 7)]
     make_games(tmp_path / "games", {"train": 4, "heldout": 4}, levels, seed=3, processes=1)
+    tasks = tmp_path / "games" / "train.jsonl"
+    long = json.loads(tasks.read_text().splitlines()[0]) | {"id": "long"}
+    long["prompt"] += " and" * 200
+    tasks.write_text(tasks.read_text() + json.dumps(long) + "\n")
     world = [
         f"env.train_tasks={tmp_path}/games/train.jsonl",
         f"env.eval_tasks={tmp_path}/games/heldout.jsonl",
         f"env.games={tmp_path}/games/games",
+        "limits.long_prompts=skip",
     ]
-    Run(tmp_path, "adventures", "experiment=textworld", "steps=1", "evaluation.tasks=4", *world).finish()
+    ahead = ["steps=3", "max_staleness=1", "push.mode=keep"]
+    Run(tmp_path, "adventures", "experiment=textworld", *ahead, "evaluation.tasks=4", *world).finish()
     summary = summary_of(tmp_path / "adventures")
     ledger = summary["ledger"]
-    assert (summary["steps"], ledger["leaves"], ledger["trees"]) == (1, 4 * 12, 4 * 4)
+    assert (summary["steps"], ledger["leaves"], ledger["trees"]) == (3, 3 * 4 * 12, 3 * 4 * 4)
     assert summary["parity"]["max_abs_logprob_diff"] < 0.02
     assert summary["eval"]["after"]["n"] == 4
-    (step,) = [line for line in metrics_of(tmp_path / "adventures") if "learner/loss" in line]
-    assert step["learner/grad_norm"] > 0
+    first, *_ = metrics = metrics_of(tmp_path / "adventures")
+    assert first["data/skipped_prompts"] == 1
+    steps = [line for line in metrics if "learner/loss" in line]
+    assert len(steps) == 3
+    for step in steps:
+        assert step["learner/grad_norm"] > 0
+        assert step["rollout/ledger_mismatch"] == 0
+        assert step["learner/mismatch_max_abs_logprob_diff"] < 1e-3, "what the versions said is what the learner says"
+        assert step["ledger/prefill_tokens_kept"] > step["ledger/prefill_tokens_computed"], "turns stay in the engine"
+        costs = costs_of(tmp_path / "adventures", step["step"])
+        assert {name: step[f"ledger/{name}"] for name in costs} == pytest.approx(costs)
     assert ledger["tool_calls"] > 4 * ledger["leaves"], "a game takes many commands"
     assert ledger["env_seconds"] > 0
 

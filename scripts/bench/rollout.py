@@ -49,6 +49,8 @@ SHAPES = ((2, 2, 1), (2, 6, 1))
 """(roots, nodes per round, rounds)."""
 QUESTION_TURNS, GAME_TURNS = 4, 10
 LONG_OBSERVATION = 300
+LONG_TEMPERATURE = 2.0
+"""Of the world with long observations."""
 MEDIANS_S, SIGMA = (0.05, 0.2), 1.2
 """Of an environment call in the comparison with barriers: of 20 one takes over 7 times the median, of 100 over 16. The
 first is a tool on this machine, the second a service such as a web search; the figures at the top are the second's."""
@@ -83,7 +85,7 @@ def make_worlds(data: Path, games: Path, tasks: int, seed: int) -> Worlds:
     played = tuple(load_tasks(games / "train.jsonl")[:tasks])
     four = replace(BASE, max_turns=QUESTION_TURNS - 1)  # and one turn that can only answer
     # Hot enough that no two branches say the same, and so see the same, which the cache would hold for both.
-    long = replace(four, max_observation_tokens=LONG_OBSERVATION, temperature=2.0)
+    long = replace(four, max_observation_tokens=LONG_OBSERVATION, temperature=LONG_TEMPERATURE)
     none = TreeRules()
     return Worlds(
         questions=Work(env=questions, tasks=asked, rules=none, sampling=four, seed=seed),
@@ -249,7 +251,8 @@ def main() -> int:
     result = asyncio.run(_run(given, worlds))
     settings = {"tasks": given.tasks, "branches": given.branches, "seed": given.seed, "model": str(given.model)}
     reached = goals(result)
-    result |= {"goals": reached, "settings": settings | {"machine": platform.machine(), "cpus": os.cpu_count()}}
+    settings |= {"long_temperature": LONG_TEMPERATURE, "machine": platform.machine(), "cpus": os.cpu_count()}
+    result |= {"goals": reached, "settings": settings}
     given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if given.page is not None:
         command = " ".join(["python -m scripts.bench.rollout", *sys.argv[1:]])

@@ -50,7 +50,7 @@ one open request of vLLM, which computes the last sampled token and the observat
 part of a block before them too. Short steps gain most: with open requests the collection took {kept_s_ratio:.2f} times
 the seconds.
 
-It is off by default, for four reasons:
+`experiment=textworld` has it on. Elsewhere it is off, for four reasons:
 
 - An open request does not look into the prefix cache for its later steps. Where siblings often say the same, plain
   requests find each other's blocks: on the questions above with (2, 6, 1) they compute only {questions_overhead:.2f} of
@@ -61,8 +61,9 @@ It is off by default, for four reasons:
   longest, which is checked at the start.
 - It needs stop strings that are single tokens, which few models' tokenizers have; elsewhere it changes nothing.
 
-On GPUs blocks have 16 tokens, so that there is about half as much to gain. It is meant for long, distinct observations
-on CPUs.
+On GPUs blocks have 16 tokens, so that there is about half as much to gain. It is meant for many short steps, and for
+long, distinct observations, on CPUs. (The observations of 300 tokens are those of branches sampled at temperature
+{long_temperature:g}, so that no two say the same and find each other's blocks.)
 
 ## Barriers
 
@@ -97,6 +98,7 @@ def page(result: Row, command: str) -> str:
         command=command,
         tasks=settings["tasks"],
         cpus=settings["cpus"],
+        long_temperature=settings["long_temperature"],
         verdicts=_verdicts(result),
         configs=table(("task", "turns", "(M, N, L)", "trees", "chains", "ratio", "expected"), _configs(result)),
         prefill=table(("observations", "requests", "computed ÷ unique", "bound of whole blocks"), _prefill(result)),

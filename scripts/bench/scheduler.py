@@ -11,6 +11,7 @@ handing out, pickling items), from `begin` to the last result. The exit code is 
 """
 
 import argparse
+import math
 import os
 import platform
 import statistics
@@ -115,8 +116,8 @@ def jain(values: Sequence[float]) -> float:
 
 
 def tasks_for(items: int) -> tuple[Task, ...]:
-    """As many tasks as give at most `items` branches, at least one."""
-    count = max(items // (RULES.roots * RULES.leaves_per_tree), 1)
+    """As few tasks as give at least `items` branches."""
+    count = math.ceil(items / (RULES.roots * RULES.leaves_per_tree))
     question = "In which country does the river that flows through the city lie, and what is the capital of it? " * 3
     return tuple(
         Task(id=f"task/{i}", prompt=(Message(role="user", content=f"{question}{i}"),), truth=("x",))

@@ -30,6 +30,8 @@ PACED = {
     "items": "branches",
     "latency_s": "mean branch, s",
     "seconds": "whole, s",
+    "cost_per_assignment_us": "CPU µs per assignment",
+    "items_per_push": "branches per push",
     "idle_share": "idle share",
     "idle_share_before_tail": "before the tail",
     "tail_s": "tail, s",
@@ -64,6 +66,9 @@ time is log-normal: 1 in 100 takes 4 times the mean, some 8 times.
 
 {paced}
 
+- CPU per assignment: of the scheduler's process. It is mostly what a message costs, whatever it carries: actors that
+  are not in a hurry push each branch as soon as it is finished. So it is several times what it is under load, where
+  one message carries many.
 - Idle share: of the actors' time, that without any branch. The tail is the time of the last 5 % of the branches, when
   there is no work left for everybody; with so few branches per actor it is a large part of the whole.
 - Fairness: Jain's index of the branches per actor, 1 when all ran equally many.
