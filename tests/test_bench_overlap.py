@@ -28,6 +28,16 @@ def test_the_first_and_the_last_step_count_in_neither_run():
     )
 
 
+def test_the_page_says_what_a_step_gains():
+    arms = [overlap.summed([step(4, 3, 1)] * 3), overlap.summed([step(0, 4, 1, **{"overlap/hidden_share": 0.8})] * 3)]
+    result = {"cpu_cores": 2, "synchronous": arms[0], "overlapped": arms[1], **overlap.compared(*arms)}
+    text = overlap.page(result, "the command", 3, "keep")
+    assert "A step is **1.60 times** as fast" in text
+    assert "| seconds per step | 8 | 5 |" in text
+    assert "| share of the collection that went by beside these |  | 0.8 |" in text
+    assert "waits 50% of a step, with it 0%" in text
+
+
 def test_too_few_steps_are_refused(capsys, tmp_path):
     with pytest.raises(SystemExit):
         overlap.main(["--json", str(tmp_path / "o.json"), "--steps", "2"])
