@@ -1,4 +1,8 @@
-"""The text adventure environment: the agent gives commands until the game is won or its moves are used up."""
+"""The text adventure environment: the agent gives commands until the game is won or its moves are used up.
+
+A state is the commands so far and a checksum of what there was to see. Restoring it is to play them again, from the
+nearest position that is still in memory, and to compare: TextWorld's own position is 500 times as large.
+"""
 
 from collections import OrderedDict
 from dataclasses import dataclass, replace

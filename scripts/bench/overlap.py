@@ -11,7 +11,6 @@ run without overlap. Where they share cores, overlap gains only the time in whic
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench import markdown
-from scripts.bench.result_files import write, write_json
+from scripts.bench.result_files import print_json, say, write, write_json
 from trainer.run_folder import read_metrics
 
 SHARED = ("experiment=quickstart", "cluster=local", "logger=none", "resume=never", "evaluation.every=0")
@@ -61,7 +60,7 @@ def run(name: str, runs_dir: Path, overrides: Sequence[str]) -> list[dict[str, f
     """The metrics of every training step. Raises RuntimeError with the run's last line when it fails."""
     command = [sys.executable, "-m", "trainer.main", *SHARED, *overrides, f"name={name}", f"runs_dir={runs_dir}"]
     log = runs_dir / f"{name}.log"
-    print(f"{name}: started, output in {log}", flush=True)
+    say(f"{name}: started, output in {log}")
     with log.open("w") as file:
         code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
     if code:
@@ -154,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write_json(options.json, result)
     if options.page is not None:
         write(options.page, page(result, command, options.steps, options.mode))
-    print(json.dumps(result, indent=2))
+    print_json(result)
     return 0
 
 

@@ -30,7 +30,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from scripts.bench import markdown
 from scripts.bench.push_wires import Socket, copy_seconds
-from scripts.bench.result_files import write, write_json
+from scripts.bench.result_files import print_json, say, write, write_json
 from trainer.cluster import connect
 from trainer.compose import compose
 from trainer.packing import pack_forest
@@ -118,8 +118,8 @@ def verdicts(result: Mapping[str, Any]) -> str:
     """The goals in words."""
     share, socket = map(markdown.verdict, goals(result).values())
     return (
-        f"- At most {MAX_SHARE:.0%} of the step: {share} ({result['share_of_step']:.1%} for {result['model']}, "
-        f"{result['share_with_probe']:.1%} with the comparison after it).\n"
+        f"- At most {MAX_SHARE:.0%} of the step: {share} ({result['share_of_step']:.1%} for the {result['model']} "
+        f"model, {result['share_with_probe']:.1%} with the comparison after it).\n"
         f"- Within {MAX_TIMES_SOCKET:g} times the socket: {socket} ({result['times_socket']:.2f} times)."
     )
 
@@ -193,7 +193,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measures, prints the table, writes the JSON and the page; the exit code is 1 if a goal was missed."""
+    """Measures, prints and writes the JSON, writes the page; the exit code is 1 if a goal was missed."""
     given = arguments()
     disable_progress_bar()  # type: ignore[no-untyped-call]
     quiet = ["logger.mode=disabled", "logger.sample_trees=0", "evaluation.tasks=4"]
@@ -216,7 +216,8 @@ def main() -> int:
     if given.page is not None:
         command = " ".join(["python -m scripts.bench.push", *sys.argv[1:]])
         write(given.page, PAGE.format(**settings, command=command, verdicts=verdicts(largest), table=table(rows)))
-    print(table(rows), verdicts(largest), sep="\n")
+    say(f"{table(rows)}\n{verdicts(largest)}")
+    print_json(result)
     return 0 if all(reached.values()) else 1
 
 

@@ -1,6 +1,7 @@
-"""Files that benchmarks leave."""
+"""What benchmarks leave: files, and their result as JSON on standard output. What they say meanwhile goes elsewhere."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,3 +15,13 @@ def write(path: Path, content: str) -> None:
 def write_json(path: Path, result: Mapping[str, object]) -> None:
     """Writes a result. Raises ValueError for a number that JSON does not know (NaN, infinity)."""
     write(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
+
+
+def print_json(result: Mapping[str, object], *, without: tuple[str, ...] = ()) -> None:
+    """Prints a result; what is long and in the file anyway can be left out."""
+    print(json.dumps({key: value for key, value in result.items() if key not in without}, indent=1))
+
+
+def say(text: str) -> None:
+    """A line for people while the benchmark runs."""
+    print(text, file=sys.stderr, flush=True)

@@ -17,7 +17,6 @@ with `rollout.keep_turns`, in `kept_s_ratio` times the seconds. `prefill_overhea
 
 import argparse
 import asyncio
-import json
 import os
 import platform
 import sys
@@ -40,6 +39,7 @@ from envs.textworld_env import TextWorldEnv
 from rollout_workers.engine_settings import EngineSettings
 from rollout_workers.growth import TreeRules
 from rollout_workers.types import Sampling
+from scripts.bench.result_files import print_json, say, write, write_json
 from scripts.bench.rollout_page import goals, page
 from scripts.bench.rollout_runs import Bench, Outcome, Work
 from scripts.bench.rollout_worlds import Adventures, Questions, Reading, Slow
@@ -138,7 +138,7 @@ async def compare(bench: Bench, world: str, work: Work, shape: tuple[int, int, i
         "tree_ledger": _ledger(trees),
         "chain_ledger": _ledger(chains),
     }
-    print("  ".join(f"{key} {_text(value)}" for key, value in row.items() if "ledger" not in key), flush=True)
+    say("  ".join(f"{key} {_text(value)}" for key, value in row.items() if "ledger" not in key))
     return row, trees, chains
 
 
@@ -245,21 +245,16 @@ def main() -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for path in (given.json, given.page):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
     result = asyncio.run(_run(given, worlds))
     settings = {"tasks": given.tasks, "branches": given.branches, "seed": given.seed, "model": str(given.model)}
     reached = goals(result)
     settings |= {"long_temperature": LONG_TEMPERATURE, "machine": platform.machine(), "cpus": os.cpu_count()}
     result |= {"goals": reached, "settings": settings}
-    given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_json(given.json, result)
     if given.page is not None:
         command = " ".join(["python -m scripts.bench.rollout", *sys.argv[1:]])
-        given.page.write_text(page(result, command), encoding="utf-8")
-    for key, value in result.items():
-        if key not in ("configs", "kept_ledgers"):
-            print(f"{key}: {_text(value)}")
+        write(given.page, page(result, command))
+    print_json(result, without=("kept_ledgers",))
     return 0 if all(reached.values()) else 1
 
 

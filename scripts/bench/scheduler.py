@@ -32,7 +32,7 @@ from rollout_workers.collection import CollectionSpec
 from rollout_workers.growth import TreeRules
 from rollout_workers.scheduler import Harvest, start_scheduler
 from rollout_workers.types import Sampling
-from scripts.bench.result_files import write, write_json
+from scripts.bench.result_files import print_json, say, write, write_json
 from scripts.bench.scheduler_actors import (
     FULL_BRANCHES,
     PACED_BRANCHES,
@@ -261,7 +261,7 @@ def main(arguments: Sequence[str]) -> int:
         rows = []
         for actors in options.actors:
             rows.append(row := run(actors, options.items, options.seed, options.hosts).row())
-            print(f"{name:6}", "  ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True)
+            say(f"{name:6}  " + "  ".join(f"{key} {value:.4g}" for key, value in row.items()))
         return rows
 
     try:
@@ -270,10 +270,11 @@ def main(arguments: Sequence[str]) -> int:
     finally:
         ray.shutdown()
     reached = goals(result)
-    write_json(options.json, result | {"goals": reached})
+    result |= {"goals": reached}
+    write_json(options.json, result)
     if options.page is not None:
         write(options.page, page(result, " ".join(["python -m scripts.bench.scheduler", *arguments])))
-    print(reached)
+    print_json(result, without=("full", "rounds", "paced"))
     return 0 if all(reached.values()) else 1
 
 
