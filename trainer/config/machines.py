@@ -162,7 +162,7 @@ class LoggerConfig(Section):
     """Weights & Biases and the stored trees."""
 
     mode: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """`auto` is online where WANDB_API_KEY is set, else offline; it never asks."""
+    """`auto` is what WANDB_MODE says, else online with WANDB_API_KEY or `wandb login`, else offline; it never asks."""
     project: Text = "espalier"
     """W&B project."""
     entity: Text | None = None
