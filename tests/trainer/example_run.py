@@ -101,6 +101,7 @@ class Grower:
             leaves=sum(node.is_leaf for tree in grown for node in tree.nodes),
             trees=trees,
             env_seconds=0.25,
+            engine_busy_s=0.5,
         )
         return TaskGroup(task=task, trees=grown, ledger=cost)
 

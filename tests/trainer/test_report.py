@@ -212,6 +212,7 @@ def test_browser_shows_where_a_tree_was_branched_and_what_rollouts_cost(run):
     assert len(re.findall("<tr>", block)) == 1 + len({node for pick in picks for node, _ in pick["scores"]})
     cost = re.sub("<[^>]+>", "|", re.search(r'id="task-ledger">(.*?)</table>', dom, re.DOTALL)[1])
     assert re.search(rf"Sampled tokens\|+{task['ledger']['sampled_tokens']:,}\|", cost)
+    assert "of what requests of several tasks shared" in cost
     ledger = re.search(r'id="ledger">(.*?)</table>', rendered(write_report(run), "overview"), re.DOTALL)[1]
     ledger = re.sub("<[^>]+>", "|", ledger)
     assert "1.03 per token; 1.02 with whole blocks alone" in ledger

@@ -53,20 +53,21 @@ function ledgerTotals() {
   return Object.fromEntries(names.map((name) => [name.slice("ledger/".length), total(name)]));
 }
 
-// Cells of a table: name, value and note of every count that the ledger has.
-function ledgerCells(ledger) {
+// Cells of a table: name, value and note of every count that the ledger has; `notes` replaces some of the notes.
+function ledgerCells(ledger, notes = {}) {
   return ledgerRows.flatMap(([key, name, note]) => {
     if (!isNumber(ledger[key])) return [];
     const value = key.endsWith("seconds") || key.endsWith("_s") ? format.seconds : format.count;
     const part = name.startsWith("– ");
     const title = el("span", { class: part ? "part" : null }, part ? name.slice(2) : name);
-    return [[title, value(ledger[key]), el("span", { class: "muted" }, note(ledger) || null)]];
+    return [[title, value(ledger[key]), el("span", { class: "muted" }, (notes[key] ?? note)(ledger) || null)]];
   });
 }
 
 // What one task's rollouts cost, for the tree page; nothing in files that do not say.
 function taskLedger(task) {
-  const rows = ledgerCells(task.ledger ?? {});
+  const busy = () => "of what requests of several tasks shared, its part";
+  const rows = ledgerCells(task.ledger ?? {}, { engine_busy_s: busy });
   if (!rows.length) return null;
   const columns = [{ title: "All trees of the task" }, { title: "Count", num: true }, { title: "" }];
   return el("div", { id: "task-ledger" }, el("h3", null, "What this task cost"), table(columns, rows));
