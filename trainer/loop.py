@@ -55,7 +55,8 @@ class Loop:
         self.restore()
         totals = self.totals
         session.progress.start(self.config.steps, done=totals.step, title=self.config.name)
-        start = {"data/skipped_prompts": float(session.skipped_prompts)} | session.learner.shares
+        start = {"data/skipped_prompts": float(session.skipped_prompts)} if totals.before is None else {}
+        start |= session.learner.shares
         self.push(start)
         if totals.before is None:
             totals.before = self.evaluate(start)
