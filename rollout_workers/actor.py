@@ -25,7 +25,7 @@ from rollout_workers.places import Place
 from rollout_workers.text_likeness import text_likeness
 from rollout_workers.timed_policy import TimedPolicy
 from rollout_workers.types import Completion, Ledger, Sampling, WorkItem
-from rollout_workers.work_loop import WorkLoop
+from rollout_workers.work_loop import PROGRESS_S, WorkLoop
 
 AUDIT_LOOKS = 100
 AUDIT_LOOK_S = 0.02
@@ -43,7 +43,7 @@ class ActorSettings:
     env_timeout_s: float
     turn_timeout_s: float
     """Longest wait for one agent step of the engine, without the time in which a push has it frozen."""
-    progress_s: float = 5.0
+    progress_s: float = PROGRESS_S
     """So often the scheduler is told which branches have made a step."""
 
 
@@ -79,7 +79,7 @@ class RolloutActor:
         self._settings = settings
         self._running: dict[asyncio.Task[None], str] = {}
         """The branches in flight, each with its item's id."""
-        self._loop = WorkLoop(
+        self._work_loop = WorkLoop(
             name,
             free=lambda: settings.engine.max_branches - len(self._running),
             begin=self._begin,
@@ -105,7 +105,7 @@ class RolloutActor:
             TokenizerCodec(self._engine.tokenizer, opening_of(env)),
             settings.env_timeout_s,
             block_size=settings.engine.block_size,
-            on_step=lambda item_id: self._loop.stepped([item_id]),
+            on_step=self._work_loop.stepped,
         )
         return Place.here()
 
@@ -113,7 +113,7 @@ class RolloutActor:
         """Runs branches until the actor is killed; raises the first error of the engine or the scheduler."""
         self._scheduler = scheduler
         async with asyncio.TaskGroup() as self._group:
-            self._loop.start(scheduler, self._group)
+            self._work_loop.start(scheduler, self._group)
 
     def _begin(self, items: Sequence[WorkItem]) -> None:
         for item in items:
@@ -130,7 +130,7 @@ class RolloutActor:
         finally:
             del self._running[task]
         self._audit.book(result.ledger)
-        self._loop.ended(result)
+        self._work_loop.ended(result)
 
     async def audit(self) -> Ledger:
         """What the engine's own counters add to the ledgers of the branches since the last audit.
@@ -192,7 +192,7 @@ class RolloutActor:
         """Labels the weights now loaded and lets branches run on. That they stood still was the push's doing."""
         await self._engine.resume(version)
         self._policy.thaw()
-        self._loop.stepped(self._running.values())
+        self._work_loop.stepped(*self._running.values())
 
     async def load_adapters(self, weights: dict[str, bytes]) -> None:
         """Takes new weights of some adapters; see `GenerationEngine.load_adapters`."""

@@ -5,13 +5,15 @@ for, and goes on waiting while pushes bring work (`PULL_WAIT_S` at most).
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from envs.pickling import Parcel
 from rollout_workers.types import BranchResult, WorkItem
 from rollout_workers.waiting import PULL_WAIT_S
 
+PROGRESS_S = 5.0
+"""So often the scheduler is told which branches have made a step."""
 PUSH_TELLS_EARLY = 0.5
 """A push tells of steps after this share of the time after which a call of its own would."""
 
@@ -25,7 +27,7 @@ class WorkLoop:
         *,
         free: Callable[[], int],
         begin: Callable[[Sequence[WorkItem]], None],
-        progress_s: float = 5.0,
+        progress_s: float = PROGRESS_S,
     ) -> None:
         """Of the actor `name`, in which `free()` more branches fit.
 
@@ -57,7 +59,7 @@ class WorkLoop:
         group.create_task(self._push(scheduler))
         group.create_task(self._tell(scheduler))
 
-    def stepped(self, item_ids: Iterable[str]) -> None:
+    def stepped(self, *item_ids: str) -> None:
         """Branches of these items got an answer of the engine or the environment: they are not stuck."""
         self._stepped.update(item_ids)
 

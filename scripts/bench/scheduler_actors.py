@@ -130,12 +130,12 @@ class SimulatedActor:
         self._running = 0
         self._changed_at = time.monotonic()
         self._count = ActorCount()
-        self._loop = WorkLoop(name, free=self._free, begin=self._begin)
+        self._work_loop = WorkLoop(name, free=self._free, begin=self._begin)
 
     async def work(self, scheduler: Any) -> None:
         """Runs until it is cancelled."""
         async with asyncio.TaskGroup() as group:
-            self._loop.start(scheduler, group)
+            self._work_loop.start(scheduler, group)
 
     def _free(self) -> int:
         return self._load.max_branches - self._running
@@ -146,13 +146,13 @@ class SimulatedActor:
         for item in items:
             seconds, steps = self._times[item.seed % len(self._times)], self._mill.steps(item)
             for step in range(1, steps):
-                loop.call_later(seconds * step / steps, self._loop.stepped, (item.id,))
+                loop.call_later(seconds * step / steps, self._work_loop.stepped, item.id)
             loop.call_later(seconds, self._finish, item)
 
     def _finish(self, item: WorkItem) -> None:
         self._change(-1)
         self._count.branches += 1
-        self._loop.ended(self._mill.run(item))
+        self._work_loop.ended(self._mill.run(item))
 
     def _change(self, by: int) -> None:
         now = time.monotonic()
@@ -165,12 +165,12 @@ class SimulatedActor:
         """Counts from now on."""
         self._change(0)
         self._count = ActorCount()
-        self._loop.pulls = self._loop.pushes = 0
+        self._work_loop.pulls = self._work_loop.pushes = 0
 
     def settle(self) -> ActorCount:
         """Counts up to now."""
         self._change(0)
-        return replace(self._count, pulls=self._loop.pulls, pushes=self._loop.pushes)
+        return replace(self._count, pulls=self._work_loop.pulls, pushes=self._work_loop.pushes)
 
 
 class ActorHost:

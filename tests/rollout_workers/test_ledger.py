@@ -249,6 +249,7 @@ async def test_answers_share_the_seconds_in_which_the_engine_has_requests() -> N
     gates[3].set()
     third = await three
     assert (first.engine_s, second.engine_s, third.engine_s) == (1.0 + 2.0 / 2, 2.0 / 2 + 1.0, 3.0)
+    assert policy.running == 0
 
 
 async def test_a_branch_books_what_its_answers_took_of_the_engine() -> None:

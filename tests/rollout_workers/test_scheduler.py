@@ -181,8 +181,8 @@ async def test_an_actor_s_steps_renew_the_leases_of_its_branches_and_a_push_thos
 
     actor = idle_actor("a", progress_s=0.01)
     actor._engine, actor._policy = Frozen(), TimedPolicy(None, 1.0)
-    telling = asyncio.create_task(actor._loop._tell(Scheduler))
-    actor._loop.stepped(("x", "y"))
+    telling = asyncio.create_task(actor._work_loop._tell(Scheduler))
+    actor._work_loop.stepped("x", "y")
     await asyncio.wait_for(done.wait(), 5)
     done.clear()
     actor._running = {telling: "z"}
@@ -211,14 +211,19 @@ async def test_progress_keeps_a_lease_of_the_collection_that_is_open(monkeypatch
         await scheduler.wait(0.01)
 
 
-async def test_late_branches_belong_to_the_next_collection():
+async def test_late_branches_and_their_seconds_belong_to_the_next_collection():
     scheduler = TreeScheduler()
     stray = Collection(spec(1)).assign("x", 1, now=0.0)[0]
-    await scheduler.push([play(stray)])
+    late = play(stray)
+    late.ledger.engine_busy_s = 0.5
+    await scheduler.push([late])
     await scheduler.begin(spec(1, rules=CHAINS))
     items = await scheduler.pull("a", 4, 30.0)
-    await scheduler.push([play(item) for item in items])
+    results = [play(item) for item in items]
+    results[0].ledger.engine_busy_s = 2.0
+    await scheduler.push(results)
     harvest = await scheduler.take()
+    assert harvest.ledger.engine_busy_s == 2.5
     assert (harvest.ledger.branches, harvest.ledger.discarded_tokens, harvest.ledger.sampled_tokens) == (5, 2, 10)
     assert harvest.forest[0].ledger.branches == 4
     assert await scheduler.drain(0.0)

@@ -179,16 +179,16 @@ async def test_a_push_tells_of_steps_and_a_call_does_where_nothing_is_pushed(mon
             await asyncio.sleep(0)
 
     await pass_until(0.0)
-    loop.stepped(("x", "y", chain.id))
+    loop.stepped("x", "y", chain.id)
     await pass_until(4.9)
     assert not listener.told
     await pass_until(5.0)
-    loop.stepped(("y", chain.id))
+    loop.stepped("y", chain.id)
     loop.ended(play(chain))
     await pass_until(7.4)
     loop.ended(play(chain))
     await pass_until(7.6)
-    loop.stepped(("z",))
+    loop.stepped("z")
     await pass_until(10.1)
     await pass_until(12.7)
     for task in tasks:
