@@ -97,7 +97,7 @@ class RunFolder:
         One line per task, e.g. `{"task": "train-3", "sampled_tokens": 812, "requests": 31}`; counts of 0 are left out.
         """
         lines = [json.dumps({"task": group.task.id} | ledger_to_json(group.ledger)) + "\n" for group in forest]
-        write_atomic(self.ledger / f"{kind}-{step:06d}.jsonl", "".join(lines))
+        write_atomic(self.ledger / self.forest_path(kind, step).name, "".join(lines))
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -150,10 +150,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
     result = {"settings": settings, "cpu_cores": len(os.sched_getaffinity(0)), **arms}
     result |= compared(arms["synchronous"], arms["overlapped"])
+    print_json(result)
     write_json(options.json, result)
     if options.page is not None:
         write(options.page, page(result, command, options.steps, options.mode))
-    print_json(result)
     return 0
 
 

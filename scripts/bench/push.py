@@ -212,12 +212,12 @@ def main() -> int:
     largest = max(rows, key=lambda one: int(str(one["bytes"])))
     reached = goals(largest)
     result = {**largest, "models": rows, "goals": reached, "settings": settings}
+    say(f"{table(rows)}\n{verdicts(largest)}")
+    print_json(result)
     write_json(given.json, result)
     if given.page is not None:
         command = " ".join(["python -m scripts.bench.push", *sys.argv[1:]])
         write(given.page, PAGE.format(**settings, command=command, verdicts=verdicts(largest), table=table(rows)))
-    say(f"{table(rows)}\n{verdicts(largest)}")
-    print_json(result)
     return 0 if all(reached.values()) else 1
 
 

@@ -250,11 +250,11 @@ def main() -> int:
     reached = goals(result)
     settings |= {"long_temperature": LONG_TEMPERATURE, "machine": platform.machine(), "cpus": os.cpu_count()}
     result |= {"goals": reached, "settings": settings}
+    print_json(result, without=("kept_ledgers",))
     write_json(given.json, result)
     if given.page is not None:
         command = " ".join(["python -m scripts.bench.rollout", *sys.argv[1:]])
         write(given.page, page(result, command))
-    print_json(result, without=("kept_ledgers",))
     return 0 if all(reached.values()) else 1
 
 

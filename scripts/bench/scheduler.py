@@ -271,10 +271,10 @@ def main(arguments: Sequence[str]) -> int:
         ray.shutdown()
     reached = goals(result)
     result |= {"goals": reached}
+    print_json(result, without=("full", "rounds", "paced"))
     write_json(options.json, result)
     if options.page is not None:
         write(options.page, page(result, " ".join(["python -m scripts.bench.scheduler", *arguments])))
-    print_json(result, without=("full", "rounds", "paced"))
     return 0 if all(reached.values()) else 1
 
 
